@@ -1,0 +1,1 @@
+"""Prefix-family fine-tuning of frozen language models."""

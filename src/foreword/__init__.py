@@ -1,1 +1,12 @@
-"""Prefix-family fine-tuning of frozen language models."""
+"""Foreword: the prefix family of parameter-efficient fine-tuning for frozen transformers models."""
+
+from . import combines, sources
+from .checkpoint import load
+from .errors import ForewordError
+from .methods import DeepPrompt, PrefixTuning, PromptTuning, RandomInit, ZeroInit, ZeroInitNonlinear
+from .model.adapter import Adapter
+from .model.attach import adapters, attach, detach, set_active
+from .model.rows import rows
+from .space import Method, Point, methods
+
+__version__ = "0.1.0"

@@ -1,0 +1,10 @@
+"""Where a prefix's keys and values come from: the equation is the docstring of each."""
+
+from .direct import Direct
+from .hidden import Hidden
+from .mlp import Mlp
+from .nonlinear import NonLinear
+from .projected import Projected
+from .soft_prompt import SoftPrompt
+
+__all__ = ["Direct", "Hidden", "Mlp", "NonLinear", "Projected", "SoftPrompt"]

@@ -1,0 +1,200 @@
+"""Adapters in files: a folder with `adapter.json` and one safetensors file that it names.
+
+The JSON holds the methods, the base that the adapter was made for, and the name of the weights file, which contains a hash of its
+content. Saving writes the weights under their new name first and then renames the JSON over the old one: that rename is the one
+moment at which the old adapter becomes the new one. A process that is killed at any point leaves an adapter that loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .errors import ForewordError
+from .files import atomic_path, read_json, write_json
+from .model.attach import detach, place
+from .model.host import host_of
+from .model.layout import Layout
+from .sources.text import Blank
+from .space import Method, from_dict
+
+if TYPE_CHECKING:
+    from .model.adapter import Adapter
+
+CONFIG = "adapter.json"
+FORMAT = 1
+
+
+def save(adapter: Adapter, path: str | Path) -> Path:
+    """Write `adapter` to the folder `path`, over what it held. Returns the folder.
+
+    Raises `ForewordError` where the folder can't be written; what it held is then unchanged.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ForewordError(f"can't save an adapter to {folder}: it is a file, not a folder")
+    data = to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()})
+    weights = f"adapter-{hashlib.sha256(data).hexdigest()[:12]}.safetensors"
+    config = {
+        "format": FORMAT,
+        "methods": [method.to_dict() for method in adapter.methods],
+        "folded": adapter.folded,
+        "base": describe_base(adapter.model, adapter.host.layout),
+        "weights": weights,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            with atomic_path(folder / weights) as temporary:
+                temporary.write_bytes(data)
+            write_json(folder / CONFIG, config)
+            for old in folder.glob("adapter-*.safetensors"):
+                if old.name != weights:
+                    old.unlink()
+    except OSError as error:
+        raise ForewordError(f"can't save an adapter to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def load(model: PreTrainedModel, path: str | Path, name: str = "default") -> Adapter:
+    """Attach the adapter in the folder `path`, or of that Hub id, to `model` under `name`, and make it active.
+
+    Raises:
+        ForewordError: a file is missing, damaged or not an adapter's, or the adapter was made for another base.
+    """
+    folder = resolve_folder(path)
+    config, tensors = read(folder)
+    host = host_of(model)
+    try:
+        check_base(config["base"], describe_base(model, host.layout), folder)
+        adapter = place(host, config["methods"], name, Blank(model, host.layout))
+    except ForewordError:
+        host.leave_if_empty()
+        raise
+    try:
+        if config["folded"]:
+            adapter.fold()
+        _fill(adapter, tensors, folder)
+    except ForewordError:
+        detach(model, name)
+        raise
+    return adapter
+
+
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The checked configuration (its methods as `Method`s) and the tensors of an adapter folder."""
+    config = read_config(folder)
+    path = folder / config["weights"]
+    try:
+        with safe_open(path, framework="pt") as file:
+            return config, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a mapping
+    except FileNotFoundError as error:
+        raise ForewordError(f"{path} does not exist, though {folder / CONFIG} names it") from error
+    except (SafetensorError, OSError) as error:
+        raise ForewordError(f"{path} is damaged: {error}") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checked `adapter.json` of a folder, its methods as `Method`s."""
+    path = folder / CONFIG
+    config = read_json(path)
+    if not isinstance(config, dict) or not isinstance(config.get("format"), int):
+        raise ForewordError(f'{path} is not an adapter\'s configuration: it has no number "format"')
+    if config["format"] > FORMAT:
+        raise ForewordError(f"{path} has format {config['format']}; this version of foreword reads up to {FORMAT}")
+    shapes = {"methods": list, "folded": bool, "base": dict, "weights": str}
+    for key, kind in shapes.items():
+        if not isinstance(config.get(key), kind):
+            raise ForewordError(f'{path}: "{key}" is missing or not a {kind.__name__}')
+    if Path(config["weights"]).name != config["weights"]:
+        raise ForewordError(
+            f'{path}: "weights" must be the name of a file in the same folder, not {config["weights"]!r}'
+        )
+    try:
+        config["methods"] = [from_dict(method) for method in config["methods"]]
+    except ForewordError as error:
+        raise ForewordError(f"{path}: {error}") from error
+    return config
+
+
+def describe_base(model: PreTrainedModel, layout: Layout) -> dict[str, Any]:
+    """What an adapter needs its base to be: architecture and the shape of every attention."""
+    return {
+        "model": model.config.name_or_path,
+        "architecture": model.config.model_type,
+        "attention": {
+            site.label: [
+                site.hidden_size,
+                site.num_heads,
+                site.num_key_value_heads,
+                site.key_dim,
+                site.value_dim,
+            ]
+            for site in layout.sites
+        },
+        "positions": "shift" if layout.learned_positions else "noshift",
+    }
+
+
+def check_base(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path) -> None:
+    """Raise `ForewordError` where an adapter's base is not the present one."""
+    if saved.get("architecture") != present["architecture"]:
+        raise ForewordError(
+            f"{folder} holds an adapter for a {saved.get('architecture')} model; this one is {present['architecture']}"
+        )
+    theirs, ours = saved.get("attention", {}), present["attention"]
+    if theirs.keys() != ours.keys():
+        raise ForewordError(f"{folder} holds an adapter for {len(theirs)} attention layers; this model has {len(ours)}")
+    for label, shape in ours.items():
+        if theirs[label] != shape:
+            raise ForewordError(
+                f"{folder} holds an adapter for attention {label} of [d, H, G, D_k, D_v] = {theirs[label]}; this model has {shape}"
+            )
+
+
+def resolve_folder(path: str | Path) -> Path:
+    """A local adapter folder, or the downloaded snapshot of a Hub id."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.exists() or str(path).count("/") != 1 or str(path).startswith((".", "/", "~")):
+        raise ForewordError(f"{path} is not an adapter folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=[CONFIG, "adapter-*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ForewordError(
+            f"{path} is neither a local adapter folder nor a reachable Hub repository: {reason}"
+        ) from error
+
+
+def _fill(adapter: Adapter, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Copy the saved tensors into the adapter's, all or none."""
+    targets = adapter.state_dict()
+    missing, unknown = sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())
+    if missing or unknown:
+        raise ForewordError(
+            f"{folder}: the weights {f'lack {missing[0]}' if missing else f'have an unknown {unknown[0]}'}"
+        )
+    for name, target in targets.items():
+        if tensors[name].shape != target.shape:
+            raise ForewordError(
+                f"{folder}: {name} has shape {list(tensors[name].shape)}, expected {list(target.shape)}"
+            )
+        if not tensors[name].is_floating_point() or not torch.isfinite(tensors[name]).all():
+            raise ForewordError(f"{folder}: {name} holds {tensors[name].dtype} values that are not finite numbers")
+    for name, target in targets.items():
+        target.copy_(tensors[name])

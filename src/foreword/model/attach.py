@@ -1,0 +1,92 @@
+"""Put adapters on a frozen model, choose among them, and take them off again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import ForewordError
+from ..sources.text import Start
+from ..space import Method, Part, resolve
+from .adapter import Adapter
+from .host import Host, host_of
+from .slot import evict, slot_of
+
+
+def attach(
+    model: PreTrainedModel,
+    method: Method | str | Sequence[Method | str],
+    name: str = "default",
+    *,
+    init_ids: Iterable[int] | Tensor | None = None,
+    seed: int = 0,
+) -> Adapter:
+    """Place an adapter on a model, freeze the model's own parameters, and make the adapter the active one.
+
+    The model stays the class that it was. Nothing of it is changed but `requires_grad`, and `detach` restores that.
+
+    Args:
+        model: any transformers model that dispatches its attention.
+        method: a method, its registry name, or several that compose into one adapter.
+        name: of the adapter on this model.
+        init_ids: token ids of a text to start from, for methods that start from text; None draws ordinary token ids.
+        seed: of that draw and of every random initialisation.
+
+    Returns:
+        The adapter's handle.
+
+    Raises:
+        ForewordError: the model can't take the method, or has an adapter of that name.
+    """
+    chosen = [resolve(one) for one in ([method] if isinstance(method, (Method, str)) else method)]
+    if not chosen:
+        raise ForewordError("attach needs at least one method")
+    host = host_of(model)
+    start = Start(model, host.layout, init_ids, seed)
+    return place(host, chosen, name, start)
+
+
+def place(host: Host, methods: Sequence[Method], name: str, start: Start) -> Adapter:
+    """Build `methods` from `start` and install them on the host's model under `name`, active."""
+    if not name or "." in name:
+        raise ForewordError(f"{name!r} can't name an adapter: a name has at least one character and no dot")
+    if name in host.adapters:
+        raise ForewordError(f"the model has an adapter {name!r} already; detach it first or choose another name")
+    try:
+        parts = [method.build(host.layout, start) for method in methods]
+    except ForewordError:
+        host.leave_if_empty()
+        raise
+    adapter = Adapter(host, name, parts)
+    adapter.install()
+    host.adapters[name] = adapter
+    host.active = name
+    return adapter
+
+
+def detach(model: PreTrainedModel, name: str) -> None:
+    """Take an adapter off the model. With the last one, the model is as it was before the first."""
+    host = host_of(model)
+    host.require(name).remove()
+    del host.adapters[name]
+    if host.active == name:
+        host.active = None
+    host.leave_if_empty()
+
+
+def set_active(model: PreTrainedModel, name: str | None) -> None:
+    """Choose the adapter that every forward reads; None is the base model, bit for bit."""
+    host = host_of(model)
+    if name is not None:
+        host.require(name)
+    host.active = name
+
+
+def adapters(model: PreTrainedModel) -> list[str]:
+    """Names of the adapters on the model, in the order in which they came."""
+    host = getattr(model, "foreword", None)
+    return list(host.adapters) if isinstance(host, Host) else []

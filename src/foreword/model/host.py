@@ -1,0 +1,172 @@
+"""What Foreword keeps on a model that carries adapters, and the hook that starts every forward."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..attention.readers import Plan
+from ..errors import ForewordError
+from .layout import Layout, by_name, survey
+
+Names = tuple[str | None, ...]
+row_names: ContextVar[dict[int, Names]] = ContextVar("row_names", default={})  # id(host) → adapter of each batch row
+
+
+class Host(nn.Module):
+    """Child module `foreword` of a model: its survey, its adapters, and their shared modules.
+
+    Before each stack of the model runs, `before_stack` passes it a `Plan` of which rows read which adapter, and token positions
+    that start at the first real token of each row.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.layout: Layout = survey(model)
+        self._model = (model,)  # in a tuple, so that the model is not registered as a child of its own child
+        self.adapters: dict[str, Any] = {}
+        self.active: str | None = None
+        self.shared = nn.ModuleDict()  # adapter → part → module evaluated once a forward
+        self._memories: WeakKeyDictionary[Any, dict[nn.Module, Any]] = WeakKeyDictionary()  # KV cache → memory
+        self._required_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in self._required_grad:
+            parameter.requires_grad_(False)
+        self._handles = [
+            stack.register_forward_pre_hook(self.before_stack, with_kwargs=True) for stack in self.layout.stacks
+        ]
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._model[0]
+
+    def require(self, name: str) -> Any:
+        """The adapter of that name. Raises `ForewordError` with the names there are."""
+        if name not in self.adapters:
+            present = ", ".join(map(repr, self.adapters)) or "none"
+            raise ForewordError(f"the model has no adapter {name!r}; it has {present}")
+        return self.adapters[name]
+
+    def place_shared(self, name: str, part: int, module: nn.Module) -> None:
+        if name not in self.shared:
+            self.shared[name] = nn.ModuleDict()
+        self.shared[name][str(part)] = module.to(self.model.device)
+
+    def remove_shared(self, name: str, part: int | None = None) -> None:
+        """Drop the shared module of one part of an adapter, or of all its parts."""
+        if name in self.shared:
+            parts = self.shared[name]
+            for key in list(parts) if part is None else [str(part)]:
+                if key in parts:
+                    del parts[key]
+            if not parts:
+                del self.shared[name]
+
+    def leave_if_empty(self) -> None:
+        """With no adapter left, restore the model: no hooks, no child module, parameters trainable as they were."""
+        if self.adapters:
+            return
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self._required_grad:
+            parameter.requires_grad_(True)
+        del self.model.foreword
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Each forward
+
+    def before_stack(
+        self, stack: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]] | None:
+        """Forward pre-hook of a stack: add the plan, and positions where the stack was given none."""
+        if "foreword" in kwargs:
+            return None
+        arguments = by_name(stack, args, kwargs)
+        batch, length = _batch_and_length(arguments)
+        rows = self._rows(batch)
+        if not rows:
+            return None
+        cache = arguments.get("cache", arguments.get("past_key_values"))
+        memory = self._memory(cache)
+        plan = Plan(rows, memory=memory)
+        for name in rows:
+            parts = self.adapters[name].parts
+            plan.shared[name] = [None if p.shared is None else plan.remember(p.shared, p.shared) for p in parts]
+        arguments["foreword"] = plan
+        if self.layout.decoder_only:
+            position_ids = self._positions(arguments, cache, rows, batch, length)
+            if position_ids is not None:
+                arguments["position_ids"] = position_ids
+        return (), arguments
+
+    def _rows(self, batch: int) -> dict[str, Tensor | None]:
+        """Adapter → indices of its rows among `batch`, or None for all rows."""
+        names = row_names.get().get(id(self))
+        if names is None:
+            return {} if self.active is None else {self.active: None}
+        if batch % len(names):
+            raise ForewordError(f"rows names {len(names)} adapters for a batch of {batch} rows")
+        repeats = batch // len(names)  # beams and samples of a row stand side by side
+        every = [name for name in names for _ in range(repeats)]
+        present = [name for name in dict.fromkeys(every) if name is not None]
+        if len(present) == 1 and None not in every:
+            return {present[0]: None}
+        device = self.model.device
+        return {
+            name: torch.tensor([row for row, other in enumerate(every) if other == name], device=device)
+            for name in present
+        }
+
+    def _memory(self, cache: Any) -> dict[nn.Module, Any] | None:
+        """What earlier steps of this generation computed: kept beside their KV cache, and only without gradients."""
+        if cache is None or torch.is_grad_enabled():
+            return None
+        if not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0:
+            self._memories[cache] = {}
+        return self._memories.setdefault(cache, {})
+
+    def _positions(
+        self, arguments: dict[str, Any], cache: Any, rows: dict[str, Tensor | None], batch: int, length: int
+    ) -> Tensor | None:
+        """Position ids (B, T) that count from each row's first real token, plus the shift of its adapter.
+
+        None where the model's own are right. `generate` passes the same ids; a plain forward with left padding doesn't.
+        """
+        positions = arguments.get("position_ids")
+        mask = arguments.get("attention_mask")
+        if positions is None and isinstance(mask, Tensor) and mask.dim() == 2:
+            positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        shifts = {name: sum(part.shift for part in self.adapters[name].parts) for name in rows}
+        if not any(shifts.values()):
+            return positions
+        if positions is None:
+            past = 0 if cache is None else int(cache.get_seq_length())
+            positions = torch.arange(past, past + length, device=self.model.device)[None]
+        positions = positions.expand(batch, -1).clone()
+        for name, indices in rows.items():
+            if indices is None:
+                positions += shifts[name]
+            else:
+                positions[indices] += shifts[name]
+        return positions
+
+
+def host_of(model: PreTrainedModel) -> Host:
+    """The host on a model, made on first use. Raises `ForewordError` where the model can't be served."""
+    if not isinstance(getattr(model, "foreword", None), Host):
+        if not isinstance(model, PreTrainedModel):
+            raise ForewordError(f"{type(model).__name__} is not a transformers model")
+        model.foreword = Host(model)
+    return model.foreword
+
+
+def _batch_and_length(arguments: dict[str, Any]) -> tuple[int, int]:
+    """(B, T) of the inputs of a stack."""
+    for name in ("input_ids", "inputs_embeds", "input_features", "hidden_states"):
+        if arguments.get(name) is not None:
+            return arguments[name].shape[0], arguments[name].shape[1]
+    raise ForewordError("the model was called without input_ids or inputs_embeds")

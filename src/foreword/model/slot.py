@@ -1,0 +1,112 @@
+"""The parameters of adapters where the model keeps them: a slot on each attention module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.merge import Scoring
+from ..attention.readers import KeyValue, Plan
+from .layout import Site
+
+if TYPE_CHECKING:
+    from ..space import Part
+
+
+class Prefix(nn.Module):
+    """Extra keys and values at one attention module: where they come from, and how they meet the tokens.
+
+    Attributes:
+        source: module that gives the keys (G, l, D_k) and values (G, l, D_v).
+        combine: module with the equation that joins them to the tokens' attention.
+        dropout: probability of dropping an entry of the keys and values in training.
+    """
+
+    def __init__(self, source: nn.Module, combine: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.source = source
+        self.combine = combine
+        self.dropout = dropout
+
+    @property
+    def joins_softmax(self) -> bool:
+        return self.combine.joins_softmax
+
+    def key_value(self, site: Site, shared: Any) -> KeyValue:
+        """Keys (G, l, D_k) and values (G, l, D_v); `shared` is what the adapter computed once for all sites."""
+        key, value = self.source(site, shared)
+        return (
+            nn.functional.dropout(key, self.dropout, self.training),
+            nn.functional.dropout(value, self.dropout, self.training),
+        )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One prefix in one attention call, for some rows of the batch (None: for all)."""
+
+    prefix: Prefix
+    key: Tensor  # (1, G, l, D_k)
+    value: Tensor  # (1, G, l, D_v)
+    rows: Tensor | None
+
+    def add(self, query: Tensor, out: Tensor, lse: Tensor | None, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
+        """Add the prefix's term to out (B, H, T, D) and keep the lse (B, H, T) of the joint softmax."""
+        if self.rows is None:
+            return self.prefix.combine(query, out, lse, self.key, self.value, scoring)
+        rows = self.rows
+        lse_rows = None if lse is None else lse[rows]
+        new_out, new_lse = self.prefix.combine(query[rows], out[rows], lse_rows, self.key, self.value, scoring)
+        out = out.index_copy(0, rows, new_out)
+        return out, lse if lse is None or new_lse is None else lse.index_copy(0, rows, new_lse)
+
+
+class Slot(nn.Module):
+    """Child module `foreword` of an attention module: adapter name → part → `Prefix`."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site  # a dataclass, so that the attention module is not registered as a child of its own child
+        self.adapters = nn.ModuleDict()
+
+    def place(self, adapter: str, part: int, prefix: nn.Module) -> None:
+        if adapter not in self.adapters:
+            self.adapters[adapter] = nn.ModuleDict()
+        self.adapters[adapter][str(part)] = prefix
+
+    def readers(self, plan: Plan) -> list[Reader]:
+        """The prefixes that `plan` reads here: those in the tokens' softmax first, then those added to its output."""
+        readers = [
+            self._reader(prefix, plan.shared[name][int(part)], rows, plan)
+            for name, rows in plan.rows.items()
+            if name in self.adapters
+            for part, prefix in self.adapters[name].items()
+        ]
+        return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
+
+    def _reader(self, prefix: Prefix, shared: Any, rows: Tensor | None, plan: Plan) -> Reader:
+        key, value = plan.remember(prefix, lambda: self._cast(prefix.key_value(self.site, shared)))
+        return Reader(prefix, key, value, rows)
+
+    def _cast(self, key_value: KeyValue) -> KeyValue:
+        key, value = key_value
+        return key.to(self.site.dtype)[None], value.to(self.site.dtype)[None]
+
+
+def slot_of(site: Site) -> Slot:
+    """The slot of a site, made on first use."""
+    if not isinstance(getattr(site.module, "foreword", None), Slot):
+        site.module.foreword = Slot(site)
+    return site.module.foreword
+
+
+def evict(site: Site, adapter: str) -> None:
+    """Remove an adapter from a site, and the slot with its last adapter."""
+    slot = getattr(site.module, "foreword", None)
+    if slot is not None and adapter in slot.adapters:
+        del slot.adapters[adapter]
+        if not slot.adapters:
+            del site.module.foreword

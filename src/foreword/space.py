@@ -1,0 +1,261 @@
+"""The design space: every method is a point on four axes, and a registry name.
+
+    source      where the extra keys and values come from        foreword.sources
+    combine     how they meet the tokens' attention              foreword.combines
+    site        which layers, which attention                    `layers` and `attention`
+    aggregate   what joins several rows of a batch into one      none, but for ParScale
+
+A method is a frozen dataclass in `foreword.methods`, one paper a file. Its fields are its hyperparameters: the flags of the command
+line, the keys of a YAML file and of an adapter's JSON. A point that no paper named is `Point(source=…, combine=…)`.
+
+Shapes everywhere: B batch, T text tokens, S keys, H query heads, G key/value heads, D head width, d hidden width, l prefix
+tokens, L layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from . import combines, sources
+from .errors import ForewordError
+from .model.layout import Layout, Site
+from .model.slot import Prefix
+from .sources.text import Start
+
+Layers = int | Sequence[int] | Literal["upper"] | None
+
+
+class Source(Protocol):
+    """Where keys and values come from.
+
+    `build` returns a module that is evaluated once a forward (or None), and a module for each site, whose
+    `forward(site, shared)` gives keys (G, l, D_k) and values (G, l, D_v). A site's module that is a reparameterisation has
+    `fold(site, shared)`, which returns the module of its stored form.
+
+    Attributes:
+        length: l, prefix tokens.
+        in_context: whether the prefix stands for tokens before the text, so that text positions follow it.
+    """
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def in_context(self) -> bool: ...
+
+    def build(self, sites: list[Site], start: Start) -> tuple[nn.Module | None, dict[Site, nn.Module]]: ...
+
+
+class Combine(Protocol):
+    """How the prefix meets the tokens' attention; `build` returns the module of one site with H query heads."""
+
+    def build(self, num_heads: int) -> nn.Module: ...
+
+
+@dataclass
+class Part:
+    """What one method placed on a model.
+
+    Attributes:
+        method: the configuration.
+        shared: module evaluated once a forward, for all sites; None where each site has its own.
+        modules: the module at each site.
+        shift: by how many positions the text moves, on models that embed positions.
+    """
+
+    method: Method
+    shared: nn.Module | None
+    modules: dict[Site, Prefix]
+    shift: int = 0
+
+    def num_stored(self) -> int:
+        """How many numbers the stored form has."""
+        folded = self._folded()
+        stored = sum(
+            _size(folded.get(site, module.source)) + _size(module.combine) for site, module in self.modules.items()
+        )
+        return stored if folded or self.shared is None else stored + _size(self.shared)
+
+    def fold(self) -> None:
+        """Replace reparameterisations by their stored form. Outputs are unchanged."""
+        folded = self._folded()
+        for site, source in folded.items():
+            self.modules[site].source = source
+        if folded:
+            self.shared = None
+
+    @torch.no_grad()
+    def _folded(self) -> dict[Site, nn.Module]:
+        """The stored form of each site's source, where that differs from the source."""
+        foldable = {site: module.source for site, module in self.modules.items() if hasattr(module.source, "fold")}
+        shared = self.shared() if foldable and self.shared is not None else None
+        return {site: source.fold(site, shared) for site, source in foldable.items()}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A configuration that can be placed on a model; a subclass is one method of the registry.
+
+    A subclass sets `name` (in the registry, on the command line, in adapter files) and `citation`, and defines `build`, or only
+    `point` where the method is a source of keys and values with a way to combine them.
+    """
+
+    name: ClassVar[str]
+    citation: ClassVar[str]
+
+    def build(self, layout: Layout, start: Start) -> Part:
+        """Make the method's modules for a surveyed model. Raises `ForewordError` where it can't be served."""
+        return self.point().place(self, layout, start)
+
+    def point(self) -> Point:
+        """The method's place in the design space."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"method": name, field: value, …}, ready for JSON; `from_dict` is the way back."""
+        return {"method": self.name, **_fields(self)}
+
+
+@dataclass(frozen=True)
+class Point(Method):
+    """Any source with any combine at any attention: a point of the space, whether a paper named it or not.
+
+    Example:
+        fw.attach(model, fw.Point(fw.sources.NonLinear(length=10), fw.combines.Joint(), attention="cross"))
+
+    Args:
+        source: where keys and values come from, one of `foreword.sources`.
+        combine: how they meet the tokens' attention, one of `foreword.combines`.
+        layers: None for every layer, n for the top n attention layers, a list of layer numbers, or "upper" for all but the
+            lowest two.
+        attention: "all", or some of "self", "cross", "encoder" joined by "+".
+        dropout: on the keys and values, in training.
+    """
+
+    name: ClassVar[str] = "point"
+    citation: ClassVar[str] = ""
+
+    source: Source
+    combine: Combine
+    layers: Layers = None
+    attention: str = "all"
+    dropout: float = 0.0
+
+    def point(self) -> Point:
+        return self
+
+    def place(self, method: Method, layout: Layout, start: Start) -> Part:
+        """Build the source and the combine at every chosen site, on behalf of `method`."""
+        require_positive(self.source, "length")
+        sites = layout.select(self.layers, self.attention)
+        shared, modules = self.source.build(sites, start)
+        prefixes = {site: Prefix(modules[site], self.combine.build(site.num_heads), self.dropout) for site in sites}
+        moves_text = layout.learned_positions and self.source.in_context
+        return Part(method, shared, prefixes, shift=self.source.length if moves_text else 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The registry
+
+_registry: dict[str, type[Method]] = {}
+MethodClass = TypeVar("MethodClass", bound=type[Method])
+
+
+def register(method: MethodClass) -> MethodClass:
+    """Class decorator: make a method known under its `name` to the command line, adapter files, tests and docs."""
+    _registry[method.name] = method
+    return method
+
+
+def methods() -> Mapping[str, type[Method]]:
+    """Every registered method by name."""
+    return MappingProxyType(_registry)
+
+
+def resolve(method: Method | str) -> Method:
+    """A method, or a registry name with its defaults. Raises `ForewordError` for an unknown name."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        raise ForewordError(f"{method!r} is neither a method nor the name of one")
+    return method_class(method)()
+
+
+def method_class(name: str) -> type[Method]:
+    """The class registered under `name`. Raises `ForewordError` with the nearest names where there is none."""
+    if name not in _registry:
+        near = difflib.get_close_matches(name, _registry, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the methods are {', '.join(sorted(_registry))}"
+        raise ForewordError(f"there is no method {name!r}; {hint}")
+    return _registry[name]
+
+
+def from_dict(values: Mapping[str, Any]) -> Method:
+    """The method that `to_dict` wrote. Raises `ForewordError` naming an unknown method or field."""
+    fields = dict(values)
+    name = fields.pop("method", None)
+    if not isinstance(name, str):
+        raise ForewordError('a method needs the key "method" with its name')
+    if name == Point.name:
+        fields["source"] = _axis(sources, fields, "source")
+        fields["combine"] = _axis(combines, fields, "combine")
+        return _construct(Point, fields)
+    return _construct(method_class(name), fields)
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """Raise `ForewordError` for the first of the named fields that is not a positive integer."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ForewordError(f"{type(config).__name__}: {name} must be a positive integer, not {value!r}")
+
+
+def require_choice(config: Any, **choices: tuple) -> None:
+    """Raise `ForewordError` for the first field whose value is not among its choices."""
+    for name, allowed in choices.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            raise ForewordError(f"{type(config).__name__}: {name} must be one of {allowed}, not {value!r}")
+
+
+def _construct(config_class: type[Any], fields: dict[str, Any]) -> Any:
+    known = {f.name for f in dataclasses.fields(config_class)}
+    unknown = [key for key in fields if key not in known]
+    if unknown:
+        raise ForewordError(f"{config_class.__name__} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    try:
+        return config_class(**frozen)
+    except TypeError as error:
+        raise ForewordError(f"{config_class.__name__}: {error}") from error
+
+
+def _axis(package: ModuleType, fields: dict[str, Any], axis: str) -> Any:
+    values = dict(fields.get(axis) or {})
+    name = values.pop("class", None)
+    if name not in package.__all__:
+        raise ForewordError(f"there is no {axis} {name!r}; there are {', '.join(package.__all__)}")
+    return _construct(getattr(package, name), values)
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {"class": type(value).__name__, **_fields(value)}
+    return list(value) if isinstance(value, (tuple, list)) else value
+
+
+def _size(module: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in module.state_dict().values())

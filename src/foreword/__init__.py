@@ -1,6 +1,7 @@
 """Foreword: the prefix family of parameter-efficient fine-tuning for frozen transformers models."""
 
 from . import combines, sources
+from .base import base
 from .checkpoint import load
 from .errors import ForewordError
 from .methods import DeepPrompt, PrefixTuning, PromptTuning, RandomInit, ZeroInit, ZeroInitNonlinear

@@ -88,16 +88,13 @@ class Site:
         hidden = hidden[None].to(self.dtype)
         if norm and self.norm is not None:
             hidden = self.norm(hidden)
-        arguments = {name: None for name, value in self.call.arguments.items() if isinstance(value, Tensor)}
-        for name, value in self.call.arguments.items():
-            if name == "hidden_states" or _is_states(value):
-                arguments[name] = hidden
+        arguments = {name: hidden if _is_states(value) else None for name, value in self.call.arguments.items()}
         if self.rotary is not None:
             arguments["position_embeddings"] = _call_rotary(self.rotary, hidden, positions[None])
         if "position_ids" in self.call.arguments:
             arguments["position_ids"] = positions[None]
         projection = Projection()
-        self.module(**arguments, foreword=projection)
+        self.module(**(arguments | {"foreword": projection}))
         return projection.key[0], projection.value[0]
 
     @property
@@ -113,7 +110,8 @@ class Layout:
         sites: every attention module that dispatches, in the order in which the model runs them.
         stacks: the models inside the model (decoder, encoder) that take token positions and masks.
         skipped: paths of layers that have no such attention (state-space, convolution, …).
-        decoder_only: a generating model with one causal stack.
+        stateful: some layers carry a recurrent or convolutional state beside attention.
+        decoder_only: one causal stack.
         rotates: keys are rotated by their position.
         learned_positions: positions are embedded with the tokens.
     """
@@ -121,6 +119,7 @@ class Layout:
     sites: list[Site]
     stacks: list[PreTrainedModel]
     skipped: list[str]
+    stateful: bool
     decoder_only: bool
     rotates: bool
     learned_positions: bool
@@ -188,12 +187,14 @@ def survey(model: PreTrainedModel) -> Layout:
         raise ForewordError(_why_unreachable(model))
     sites = [_site(model, module, seen, *states) for module, states in recorder.calls.items()]
     stacks = list(dict.fromkeys(_stack_of(model, site.path) for site in sites))
+    skipped = _layers_without(model, sites)
     decoder_only = not model.config.is_encoder_decoder and all(getattr(s.module, "is_causal", True) for s in sites)
     rotates = any(site.rotary is not None for site in sites)
     return Layout(
         sites=sites,
         stacks=stacks,
-        skipped=_layers_without(model, sites),
+        skipped=skipped,
+        stateful=bool(skipped) or any(getattr(stack, "_is_stateful", False) for stack in stacks),
         decoder_only=decoder_only,
         rotates=rotates,
         learned_positions=decoder_only and not rotates and _embeds_positions(stacks[0], seen),

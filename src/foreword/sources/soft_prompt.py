@@ -39,10 +39,15 @@ class SoftPrompt:
 
     def build(self, sites: list[Site], start: Start) -> tuple[nn.Module | None, dict[Site, nn.Module]]:
         layout = start.layout
-        if layout.skipped:
+        if not layout.decoder_only:
             raise ForewordError(
-                f"prompt-tuning can't steer {', '.join(layout.skipped[:3])}: a layer without attention reads the prompt through a "
-                "state that Foreword does not prepend; use prefix-tuning"
+                f"prompt-tuning needs a causal language model; in {type(start.model).__name__} the prompt would read the "
+                "text. Use prefix-tuning or deep-prompt"
+            )
+        if layout.stateful:
+            raise ForewordError(
+                f"prompt-tuning can't steer {type(start.model).__name__}: some of its layers would read the prompt through a "
+                "recurrent state. Use prefix-tuning"
             )
         stack = layout.stacks[0]
         if self.init == "text":

@@ -1,0 +1,369 @@
+"""What a user may do with an adapter on a model, each with the right answer.
+
+Every check compares with something that can't share a mistake with the library: an explicit loop without a cache, the row run
+alone, the base model on [tokens; text], autograd without checkpointing. `CHECKS` is the columns of the conformance matrix;
+`tests/test_conformance.py` asserts every cell and `python -m tests.conformance` prints the table.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import zoo
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import foreword as fw
+
+LENGTH = 4  # prefix tokens
+TEXT = 7
+NEW = 5
+TOLERANCE = 1e-4
+
+
+class NotApplicable(Exception):
+    """The cell has no meaning: the reason."""
+
+
+@dataclass
+class Case:
+    """A model with one adapter whose every parameter is away from its start."""
+
+    architecture: str
+    model: PreTrainedModel
+    adapter: fw.Adapter
+
+    @property
+    def is_decoder(self) -> bool:
+        return self.adapter.host.layout.decoder_only
+
+    @property
+    def is_seq2seq(self) -> bool:
+        return self.model.config.is_encoder_decoder
+
+    def inputs(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Keyword arguments of a forward whose text is `ids`; the encoder side of a seq2seq model is fixed."""
+        if not self.is_seq2seq:
+            return {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
+        encoder = self.encoder_inputs(len(ids))
+        return {**encoder, "decoder_input_ids": ids} | ({} if mask is None else {"decoder_attention_mask": mask})
+
+    def encoder_inputs(self, batch: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(5)
+        if self.model.main_input_name == "input_features":
+            frames = 2 * self.model.config.max_source_positions
+            features = torch.randn(3, self.model.config.num_mel_bins, frames, generator=generator)
+            return {"input_features": features[:batch].to(self.model.dtype)}
+        ids = torch.randint(3, zoo.VOCABULARY, (3, 6), generator=generator)
+        mask = torch.tensor([[1] * 6, [1] * 5 + [0], [1] * 4 + [0] * 2])
+        return {"input_ids": ids[:batch], "attention_mask": mask[:batch]}
+
+    def logits(self, ids: Tensor, mask: Tensor | None = None, **kwargs) -> Tensor:
+        return self.model(**self.inputs(ids, mask), use_cache=False, **kwargs).logits
+
+    def generate(self, ids: Tensor, mask: Tensor | None = None, **kwargs) -> Tensor:
+        """The new tokens (B, NEW)."""
+        settings = {"max_new_tokens": NEW, "do_sample": False, **kwargs}
+        if self.is_seq2seq:
+            out = self.model.generate(**self.encoder_inputs(len(ids)), decoder_input_ids=ids, **settings)
+        else:
+            mask = torch.ones_like(ids) if mask is None else mask
+            out = self.model.generate(input_ids=ids, attention_mask=mask, **settings)
+        return out[:, -NEW:]
+
+    def argmax_loop(self, ids: Tensor) -> Tensor:
+        """Greedy decoding by whole forwards, nothing cached: the new tokens (B, NEW)."""
+        for _ in range(NEW):
+            ids = torch.cat([ids, self.logits(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+        return ids[:, -NEW:]
+
+
+def make_case(architecture: str, method: fw.Method | str, dtype: torch.dtype = torch.float32) -> Case:
+    """A model of the zoo with `method`, its parameters moved by noise so that every term of the equation acts."""
+    model = zoo.make(architecture, dtype)
+    adapter = fw.attach(model, method)
+    shake(adapter)
+    return Case(architecture, model, adapter)
+
+
+def shake(adapter: fw.Adapter, seed: int = 1, std: float = 0.3) -> None:
+    """Add N(0, std²) to every parameter of an adapter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in adapter.trainable_parameters:
+            parameter += std * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def small(name: str) -> fw.Method:
+    """A method of the registry at a size that suits the zoo."""
+    method = fw.methods()[name]
+    fields = method.__dataclass_fields__
+    return method(**({"length": LENGTH} if "length" in fields else {}))
+
+
+def text(batch: int = 3, length: int = TEXT, seed: int = 2) -> Tensor:
+    """Token ids (B, T) that begin with the start token, which `generate` would otherwise put in front of a decoder's."""
+    ids = torch.randint(3, zoo.VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+    ids[:, 0] = 1
+    return ids
+
+
+def left_padded(ids: Tensor, pads: list[int]) -> tuple[Tensor, Tensor]:
+    """Rows of `ids` with their last tokens kept behind `pads` pad tokens, and the mask."""
+    padded, mask = ids.clone(), torch.ones_like(ids)
+    for row, count in enumerate(pads):
+        padded[row, :count], mask[row, :count] = 0, 0
+    return padded, mask
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The columns
+
+
+def backward(case: Case) -> None:
+    """Every adapter parameter receives a gradient, no parameter of the base does."""
+    case.logits(text()).float().pow(2).mean().backward()
+    own = {id(parameter) for parameter in case.adapter.trainable_parameters}
+    for name, parameter in case.model.named_parameters():
+        assert (parameter.grad is not None) == (id(parameter) in own), name
+    for name, parameter in case.adapter.named_parameters().items():
+        if parameter.requires_grad:
+            assert torch.isfinite(parameter.grad).all(), name
+            assert parameter.grad.abs().max() > 0, name
+
+
+@torch.no_grad()
+def mask_optional(case: Case) -> None:
+    """An attention mask of ones changes nothing."""
+    ids = text()
+    close(case.logits(ids, torch.ones_like(ids)), case.logits(ids))
+
+
+@torch.no_grad()
+def acts(case: Case) -> None:
+    """The adapter changes the logits, and without it they are the base's, bit for bit."""
+    ids = text()
+    adapted = case.logits(ids)
+    fw.set_active(case.model, None)
+    base = case.logits(ids)
+    fw.set_active(case.model, case.adapter.name)
+    assert (adapted - base).abs().max() > 1e-3
+    fw.detach(case.model, case.adapter.name)
+    assert torch.equal(case.logits(ids), base)
+    assert torch.equal(zoo.make(case.architecture)(**case.inputs(ids), use_cache=False).logits, base)
+
+
+@torch.no_grad()
+def causal(case: Case) -> None:
+    """A later token does not change an earlier logit."""
+    if not (case.is_decoder or case.is_seq2seq):
+        raise NotApplicable("bidirectional")
+    ids = text()
+    other = ids.clone()
+    other[:, -1] = (other[:, -1] + 1) % zoo.VOCABULARY
+    close(case.logits(other)[:, :-1], case.logits(ids)[:, :-1])
+
+
+@torch.no_grad()
+def padded_forward(case: Case) -> None:
+    """Rows of a left-padded batch equal the rows alone, without explicit positions."""
+    if not case.is_decoder:
+        raise NotApplicable("padded on the right")
+    ids = text()
+    pads = [0, 2, 3]
+    padded, mask = left_padded(ids, pads)
+    batch = case.logits(padded, mask)
+    for row, count in enumerate(pads):
+        close(batch[row, count:], case.logits(ids[row : row + 1, count:])[0])
+
+
+@torch.no_grad()
+def greedy(case: Case) -> None:
+    """Greedy generation with a cache, and without, equals the loop of whole forwards."""
+    needs_generation(case)
+    ids = text()
+    expected = case.argmax_loop(ids)
+    assert torch.equal(case.generate(ids), expected)
+    assert torch.equal(case.generate(ids, use_cache=False), expected)
+
+
+@torch.no_grad()
+def padded_greedy(case: Case) -> None:
+    """Greedy generation of a left-padded batch equals each row generated alone."""
+    needs_generation(case)
+    if not case.is_decoder:
+        raise NotApplicable("padded on the right")
+    ids = text()
+    pads = [0, 2, 3]
+    out = case.generate(*left_padded(ids, pads))
+    for row, count in enumerate(pads):
+        assert torch.equal(out[row : row + 1], case.argmax_loop(ids[row : row + 1, count:]))
+
+
+@torch.no_grad()
+def beams(case: Case) -> None:
+    """Beam search with a cache equals beam search without one."""
+    needs_generation(case)
+    ids = text(batch=2)
+    assert torch.equal(case.generate(ids, num_beams=3), case.generate(ids, num_beams=3, use_cache=False))
+
+
+@torch.no_grad()
+def sampling(case: Case) -> None:
+    """Sampling with a seed gives the same tokens with a cache and without."""
+    needs_generation(case)
+    ids = text()
+    outs = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        outs.append(case.generate(ids, do_sample=True, top_k=20, use_cache=use_cache))
+    assert torch.equal(*outs)
+
+
+@torch.no_grad()
+def static_cache(case: Case) -> None:
+    """A static cache gives the tokens of the loop of whole forwards."""
+    needs_generation(case)
+    if case.adapter.host.layout.stateful:
+        raise NotApplicable("state-space layers have no static cache")
+    ids = text()
+    assert torch.equal(case.generate(ids, cache_implementation="static"), case.argmax_loop(ids))
+
+
+def checkpointing(case: Case) -> None:
+    """Gradient checkpointing gives the gradients of the plain backward."""
+    if not case.model.supports_gradient_checkpointing:
+        raise NotApplicable("the model does not support it")
+    plain = gradients(case)
+    case.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    case.model.train()
+    checkpointed = gradients(case)
+    for name, gradient in plain.items():
+        close(checkpointed[name], gradient)
+
+
+@torch.no_grad()
+def mixed_rows(case: Case) -> None:
+    """Rows of a batch of two adapters and the base equal single runs, in a forward and with beams."""
+    ids = text()
+    other = fw.attach(case.model, case.adapter.methods, name="other")
+    shake(other, seed=9)
+    names = [case.adapter.name, None, "other"]
+    expected = []
+    for row, name in enumerate(names):
+        fw.set_active(case.model, name)
+        expected.append(case.logits(ids)[row])
+    with fw.rows(case.model, names):
+        close(case.logits(ids), torch.stack(expected))
+    if case.model.can_generate():
+        with fw.rows(case.model, names):
+            mixed = case.generate(ids, num_beams=2)
+        for row, name in enumerate(names):
+            fw.set_active(case.model, name)
+            assert torch.equal(mixed[row], case.generate(ids, num_beams=2)[row]), name
+
+
+@torch.no_grad()
+def saved(case: Case) -> None:
+    """Saved, detached and loaded, the adapter gives the same logits, bit for bit; so does a fresh model."""
+    ids = text()
+    expected = case.logits(ids)
+    with tempfile.TemporaryDirectory() as folder:
+        case.adapter.save(folder)
+        fw.detach(case.model, case.adapter.name)
+        fw.load(case.model, folder)
+        assert torch.equal(case.logits(ids), expected)
+        fresh = zoo.make(case.architecture)
+        fw.load(fresh, folder)
+        assert torch.equal(fresh(**case.inputs(ids), use_cache=False).logits, expected)
+
+
+@torch.no_grad()
+def folded(case: Case) -> None:
+    """Folding reparameterisations leaves the logits as they are, and leaves `num_stored` numbers."""
+    ids = text()
+    expected = case.logits(ids)
+    stored = case.adapter.num_stored
+    case.adapter.fold()
+    close(case.logits(ids), expected, 1e-5)
+    assert sum(tensor.numel() for tensor in case.adapter.state_dict().values()) == stored
+
+
+@torch.no_grad()
+def stands_for_text(case: Case) -> None:
+    """Started from the tokens of a context, a prefix gives the base model's logits on [context; text]."""
+    method = case.adapter.methods[0]
+    if not (isinstance(method.point().combine, fw.combines.Joint) and method.point().source.in_context):
+        raise NotApplicable("its tokens don't stand in the context")
+    if not case.is_decoder:
+        raise NotApplicable("in an encoder the context would read the text")
+    if case.adapter.host.layout.stateful:
+        raise NotApplicable("state-space layers read the context through their state")
+    context = text(batch=1, length=LENGTH, seed=4)
+    ids = text(length=1 if windowed(case.model) else TEXT)
+    fw.detach(case.model, case.adapter.name)
+    expected = case.logits(torch.cat([context.expand(len(ids), -1), ids], dim=1))[:, LENGTH:]
+    fw.attach(case.model, method, init_ids=context)
+    close(case.logits(ids), expected)
+
+
+CHECKS: dict[str, Callable[[Case], None]] = {
+    "backward": backward,
+    "acts, detaches": acts,
+    "mask optional": mask_optional,
+    "causal": causal,
+    "left pad: forward": padded_forward,
+    "left pad: generate": padded_greedy,
+    "greedy": greedy,
+    "beams": beams,
+    "sampling": sampling,
+    "static cache": static_cache,
+    "checkpointing": checkpointing,
+    "mixed rows": mixed_rows,
+    "save, load": saved,
+    "fold": folded,
+    "stands for text": stands_for_text,
+}
+
+
+def needs_generation(case: Case) -> None:
+    if not case.model.can_generate():
+        raise NotApplicable("does not generate")
+
+
+def windowed(model: PreTrainedModel) -> bool:
+    """Whether some layers see a window: base tokens leave it, a prefix never does."""
+    return "sliding_attention" in (
+        getattr(model.config, "layer_types", None)
+        or [getattr(model.config, "sliding_window", None) and "sliding_attention"]
+    )
+
+
+def gradients(case: Case) -> dict[str, Tensor]:
+    case.model.zero_grad()
+    case.logits(text()).float().pow(2).mean().backward()
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in case.adapter.named_parameters().items()
+        if parameter.requires_grad
+    }
+
+
+def run_cell(architecture: str, method: str, check: str) -> str:
+    """ "right", "refused: …" or "–: why it has no meaning". Raises where the answer is wrong."""
+    try:
+        case = make_case(architecture, small(method))
+    except fw.ForewordError as error:
+        return f"refused: {error}"
+    try:
+        CHECKS[check](case)
+    except NotApplicable as reason:
+        return f"–: {reason}"
+    return "right"

@@ -91,6 +91,18 @@ def load(model: PreTrainedModel, path: str | Path, name: str = "default") -> Ada
     return adapter
 
 
+def restore(adapter: Adapter, path: str | Path) -> None:
+    """Copy the numbers saved in the folder `path` into `adapter`, which must have the same methods.
+
+    Raises `ForewordError` where the folder holds another kind of adapter, or is damaged; the adapter is then unchanged.
+    """
+    folder = Path(path)
+    config, tensors = read(folder)
+    if config["methods"] != adapter.methods or config["folded"] != adapter.folded:
+        raise ForewordError(f"{folder} holds {config['methods']}, not the {adapter.methods} of this run")
+    _fill(adapter, tensors, folder)
+
+
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The checked configuration (its methods as `Method`s) and the tensors of an adapter folder."""
     config = read_config(folder)

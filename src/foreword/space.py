@@ -104,12 +104,14 @@ class Part:
 class Method:
     """A configuration that can be placed on a model; a subclass is one method of the registry.
 
-    A subclass sets `name` (in the registry, on the command line, in adapter files) and `citation`, and defines `build`, or only
+    A subclass sets `name` (in the registry, on the command line, in adapter files), `citation` and `learning_rate` (AdamW's, the
+    default of training), and defines `build`, or only
     `point` where the method is a source of keys and values with a way to combine them.
     """
 
     name: ClassVar[str]
     citation: ClassVar[str]
+    learning_rate: ClassVar[float] = 1e-3
 
     def build(self, layout: Layout, start: Start) -> Part:
         """Make the method's modules for a surveyed model. Raises `ForewordError` where it can't be served."""

@@ -1,0 +1,43 @@
+"""A base model with an adapter on it, as the commands that use adapters load them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..base import base
+from ..checkpoint import load, read_config, resolve_folder
+from ..errors import ForewordError
+
+
+def load_with_adapter(
+    model: str | None, adapter: str | None, dtype: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The base and its tokenizer, with the adapter active if there is one.
+
+    Without `model`, the base is the one that the adapter was trained on.
+    """
+    folder = None if adapter is None else resolve_folder(adapter)
+    if model is None:
+        model = "smollm2" if folder is None else read_config(folder)["base"]["model"]
+    network, tokenizer = base(model, dtype=dtype)
+    if tokenizer is None:
+        raise ForewordError(f"{model} has no tokenizer")
+    if folder is not None:
+        load(network, folder)
+    return network, tokenizer
+
+
+def as_prompt(text: str, tokenizer: PreTrainedTokenizerBase, raw: bool) -> str | list[dict[str, str]]:
+    """A user's text as a message where the tokenizer has a chat template, unless it is to be read as it is."""
+    return text if raw or not tokenizer.chat_template else [{"role": "user", "content": text}]
+
+
+def trained_on_plain_text(adapter: str | None) -> bool:
+    """Whether an adapter's own training data was plain text rather than messages."""
+    from ..files import read_json
+    from ..train import SUMMARY
+
+    path = Path(adapter or "") / SUMMARY
+    return adapter is not None and path.is_file() and not read_json(path).get("messages", True)

@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-import torch
 from torch import nn
 
 from . import combines, sources
 from .errors import ForewordError
 from .model.layout import Layout, Site
+from .model.part import Part
 from .model.slot import Prefix
 from .sources.text import Start
 
-Layers = int | Sequence[int] | Literal["upper"] | None
+Layers = int | Sequence[int] | Literal["upper"] | None  # see `Layout.select`
 
 
 class Source(Protocol):
@@ -60,61 +60,34 @@ class Combine(Protocol):
     def build(self, num_heads: int) -> nn.Module: ...
 
 
-@dataclass
-class Part:
-    """What one method placed on a model.
-
-    Attributes:
-        method: the configuration.
-        shared: module evaluated once a forward, for all sites; None where each site has its own.
-        modules: the module at each site.
-        shift: by how many positions the text moves, on models that embed positions.
-    """
-
-    method: Method
-    shared: nn.Module | None
-    modules: dict[Site, Prefix]
-    shift: int = 0
-
-    def num_stored(self) -> int:
-        """How many numbers the stored form has."""
-        folded = self._folded()
-        stored = sum(
-            _size(folded.get(site, module.source)) + _size(module.combine) for site, module in self.modules.items()
-        )
-        return stored if folded or self.shared is None else stored + _size(self.shared)
-
-    def fold(self) -> None:
-        """Replace reparameterisations by their stored form. Outputs are unchanged."""
-        folded = self._folded()
-        for site, source in folded.items():
-            self.modules[site].source = source
-        if folded:
-            self.shared = None
-
-    @torch.no_grad()
-    def _folded(self) -> dict[Site, nn.Module]:
-        """The stored form of each site's source, where that differs from the source."""
-        foldable = {site: module.source for site, module in self.modules.items() if hasattr(module.source, "fold")}
-        shared = self.shared() if foldable and self.shared is not None else None
-        return {site: source.fold(site, shared) for site, source in foldable.items()}
-
-
 @dataclass(frozen=True)
 class Method:
     """A configuration that can be placed on a model; a subclass is one method of the registry.
 
     A subclass sets `name` (in the registry, on the command line, in adapter files), `citation` and `learning_rate` (AdamW's, the
-    default of training), and defines `build`, or only
-    `point` where the method is a source of keys and values with a way to combine them.
+    default of training), and defines one of
+        `point`     where the method is a source of keys and values with a way to combine them,
+        `build`     where it places other modules,
+        `compose`   where it is several methods at once.
     """
 
     name: ClassVar[str]
     citation: ClassVar[str]
     learning_rate: ClassVar[float] = 1e-3
 
-    def build(self, layout: Layout, start: Start) -> Part:
+    def parts(self, layout: Layout, start: Start) -> list[Part]:
         """Make the method's modules for a surveyed model. Raises `ForewordError` where it can't be served."""
+        composed = self.compose()
+        if composed == [self]:
+            return [self.build(layout, start)]
+        return [part for method in composed for part in method.parts(layout, start)]
+
+    def compose(self) -> list[Method]:
+        """The methods that this one consists of: itself, but for a composition."""
+        return [self]
+
+    def build(self, layout: Layout, start: Start) -> Part:
+        """The modules of a method that is no composition."""
         return self.point().place(self, layout, start)
 
     def point(self) -> Point:
@@ -257,7 +230,3 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {"class": type(value).__name__, **_fields(value)}
     return list(value) if isinstance(value, (tuple, list)) else value
-
-
-def _size(module: nn.Module) -> int:
-    return sum(tensor.numel() for tensor in module.state_dict().values())

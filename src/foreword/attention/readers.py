@@ -32,13 +32,14 @@ class Recorder:
 
 @dataclass
 class Projection:
-    """Stop at the projections: keep key and value (B, G, l, D) and answer the attention call with zeros."""
+    """Stop at the projections: keep query (B, H, l, D), key and value (B, G, l, D); answer the attention with zeros."""
 
+    query: Tensor | None = None
     key: Tensor | None = None
     value: Tensor | None = None
 
     def read(self, original, module, query, key, value, mask, **kwargs):
-        self.key, self.value = key, value
+        self.query, self.key, self.value = query, key, value
         batch, heads, length, _ = query.shape
         return query.new_zeros(batch, length, heads, value.shape[-1]), None
 
@@ -51,11 +52,15 @@ class Plan:
         rows: adapter name → indices of its rows, or None for every row. Rows in no entry read the base model.
         shared: adapter name → what each of its parts computed once for this forward (see `foreword.space.Part`).
         memory: what was computed at the first step of a generation, kept for the next ones; None outside of one.
+        prompt: (B, T) boolean, the tokens from which a method may compute gates: the prompt, without padding; None: all.
+        call: the arguments of the attention module's call by name, for prefixes that read its input.
     """
 
     rows: dict[str, Tensor | None]
     shared: dict[str, list[Any]] = field(default_factory=dict)
     memory: dict[nn.Module, Any] | None = None
+    prompt: Tensor | None = None
+    call: dict[str, Any] | None = None
 
     def remember(self, key: nn.Module, compute: Callable[[], Any]) -> Any:
         """`compute()`, or what it gave earlier in the same generation."""

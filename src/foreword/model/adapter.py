@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..space import Method, Part
-from .slot import evict, slot_of
+from .part import Part
 
 if TYPE_CHECKING:
+    from ..space import Method
     from .host import Host
 
 
@@ -21,13 +21,15 @@ class Adapter:
 
     Attributes:
         name: on this model.
-        parts: what each of its methods placed.
+        methods: its configuration.
+        parts: what its methods placed.
         folded: whether reparameterisations have collapsed to their stored form.
     """
 
-    def __init__(self, host: Host, name: str, parts: list[Part]) -> None:
+    def __init__(self, host: Host, name: str, methods: list[Method], parts: list[Part]) -> None:
         self.host = host
         self.name = name
+        self.methods = methods
         self.parts = parts
         self.folded = False
 
@@ -45,13 +47,9 @@ class Adapter:
         return torch.promote_types(self.model.dtype, torch.float32)
 
     @property
-    def methods(self) -> list[Method]:
-        return [part.method for part in self.parts]
-
-    @property
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """The adapter's parameters that require gradients."""
-        return [parameter for parameter in self.named_parameters().values() if parameter.requires_grad]
+        """The parameters that training changes."""
+        return [parameter for part in self.parts for parameter in part.trainable()]
 
     @property
     def num_trainable(self) -> int:
@@ -63,28 +61,20 @@ class Adapter:
         """How many numbers inference needs: the parameters after `fold`."""
         return sum(part.num_stored() for part in self.parts)
 
-    def modules(self) -> dict[str, nn.Module]:
-        """The adapter's modules by their name in an adapter file: `<part>.shared` and `<part>.<kind>.<layer>`."""
-        found: dict[str, nn.Module] = {}
-        for index, part in enumerate(self.parts):
-            if part.shared is not None:
-                found[f"{index}.shared"] = part.shared
-            found |= {f"{index}.{site.label}": module for site, module in part.modules.items()}
-        return found
-
     def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Its parameters by their name in an adapter file: `<part>.<kind>.<layer>.…`."""
         return {
-            f"{prefix}.{name}": parameter
-            for prefix, module in self.modules().items()
-            for name, parameter in module.named_parameters()
+            f"{index}.{name}": parameter
+            for index, part in enumerate(self.parts)
+            for name, parameter in part.named_parameters().items()
         }
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of the adapter by their name in an adapter file."""
         return {
-            f"{prefix}.{name}": tensor
-            for prefix, module in self.modules().items()
-            for name, tensor in module.state_dict().items()
+            f"{index}.{name}": tensor
+            for index, part in enumerate(self.parts)
+            for name, tensor in part.state_dict().items()
         }
 
     def fold(self) -> Adapter:
@@ -103,17 +93,16 @@ class Adapter:
         return save(self, path)
 
     def install(self) -> None:
-        """Hand the modules to the model that owns the sites."""
+        """Hand the modules to the model that owns the places."""
         for index, part in enumerate(self.parts):
-            if part.shared is not None:
-                self.host.place_shared(self.name, index, part.shared)
-            for site, module in part.modules.items():
-                device = site.call.arguments["hidden_states"].device
-                slot_of(site).place(self.name, index, module.to(device, self.dtype))
+            part.install(self.host, self.name, index, self.dtype)
 
     def remove(self) -> None:
         """Take the modules out of the model."""
         for part in self.parts:
-            for site in part.modules:
-                evict(site, self.name)
-        self.host.remove_shared(self.name)
+            part.remove(self.host, self.name)
+
+    def set_active(self, active: bool) -> None:
+        """Tell the parts that every forward begins, or ceases, to read the adapter."""
+        for part in self.parts:
+            part.set_active(active)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import ForewordError
 from ..sources.text import Start
-from ..space import Method, Part, resolve
+from ..space import Method, resolve
 from .adapter import Adapter
 from .host import Host, host_of
-from .slot import evict, slot_of
+from .part import Part
 
 
 def attach(
@@ -57,24 +55,39 @@ def place(host: Host, methods: Sequence[Method], name: str, start: Start) -> Ada
     if name in host.adapters:
         raise ForewordError(f"the model has an adapter {name!r} already; detach it first or choose another name")
     try:
-        parts = [method.build(host.layout, start) for method in methods]
+        parts = [part for method in methods for part in method.parts(host.layout, start)]
+        require_compatible(parts)
     except ForewordError:
         host.leave_if_empty()
         raise
-    adapter = Adapter(host, name, parts)
+    host.activate(None)
+    adapter = Adapter(host, name, list(methods), parts)
     adapter.install()
     host.adapters[name] = adapter
-    host.active = name
+    host.activate(name)
     return adapter
+
+
+def require_compatible(parts: Sequence[Part]) -> None:
+    """Raise `ForewordError` where two methods of one adapter claim the same place."""
+    claimed: dict[tuple[str, str], Method] = {}
+    for part in parts:
+        for place, what in part.claims():
+            first = claimed.setdefault((place, what), part.method)
+            if first is not part.method:
+                raise ForewordError(
+                    f"{first.name} and {part.method.name} can't compose: each puts a {what} at {place}, and there is one"
+                )
 
 
 def detach(model: PreTrainedModel, name: str) -> None:
     """Take an adapter off the model. With the last one, the model is as it was before the first."""
     host = host_of(model)
-    host.require(name).remove()
-    del host.adapters[name]
+    adapter = host.require(name)
     if host.active == name:
-        host.active = None
+        host.activate(None)
+    adapter.remove()
+    del host.adapters[name]
     host.leave_if_empty()
 
 
@@ -83,7 +96,7 @@ def set_active(model: PreTrainedModel, name: str | None) -> None:
     host = host_of(model)
     if name is not None:
         host.require(name)
-    host.active = name
+    host.activate(name)
 
 
 def adapters(model: PreTrainedModel) -> list[str]:

@@ -8,11 +8,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from ..attention.readers import Plan
 from ..errors import ForewordError
-from .layout import Layout, by_name, survey
+from .frames import watch
+from .layout import Layout, by_name
+from .peft_layers import peft_parameters
+from .prompt import prompt_of, watch_labels
+from .survey import survey
 
 Names = tuple[str | None, ...]
 row_names: ContextVar[dict[int, Names]] = ContextVar("row_names", default={})  # id(host) → adapter of each batch row
@@ -33,12 +38,15 @@ class Host(nn.Module):
         self.active: str | None = None
         self.shared = nn.ModuleDict()  # adapter → part → module evaluated once a forward
         self._memories: WeakKeyDictionary[Any, dict[nn.Module, Any]] = WeakKeyDictionary()  # KV cache → memory
-        self._required_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        kept = peft_parameters(model)
+        self._required_grad = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
         for parameter in self._required_grad:
             parameter.requires_grad_(False)
-        self._handles = [
-            stack.register_forward_pre_hook(self.before_stack, with_kwargs=True) for stack in self.layout.stacks
-        ]
+        self._handles: list[RemovableHandle] = []
+        for stack in self.layout.stacks:
+            self._handles.append(stack.register_forward_pre_hook(self.before_stack, with_kwargs=True))
+            self._handles += watch(stack)
+        self._watched: set[str] = set()
 
     @property
     def model(self) -> PreTrainedModel:
@@ -50,6 +58,27 @@ class Host(nn.Module):
             present = ", ".join(map(repr, self.adapters)) or "none"
             raise ForewordError(f"the model has no adapter {name!r}; it has {present}")
         return self.adapters[name]
+
+    def activate(self, name: str | None) -> None:
+        """Make the adapter of that name, or the base model, what every forward reads."""
+        if self.active is not None:
+            self.adapters[self.active].set_active(False)
+        self.active = name
+        if name is not None:
+            self.adapters[name].set_active(True)
+
+    def watch_layers(self) -> None:
+        """From now on keep the plan of each running layer for modules inside it that receive no keyword."""
+        if "layers" not in self._watched:
+            self._watched.add("layers")
+            for path in self.layout.layers:
+                self._handles += watch(self.model.get_submodule(path))
+
+    def watch_prompt(self) -> None:
+        """From now on know which tokens are the prompt."""
+        if "prompt" not in self._watched:
+            self._watched.add("prompt")
+            self._handles += watch_labels(self.model)
 
     def place_shared(self, name: str, part: int, module: nn.Module) -> None:
         if name not in self.shared:
@@ -88,13 +117,16 @@ class Host(nn.Module):
         arguments = by_name(stack, args, kwargs)
         batch, length = _batch_and_length(arguments)
         rows = self._rows(batch)
-        if not rows:
+        if rows is None:
             return None
         cache = arguments.get("cache", arguments.get("past_key_values"))
-        memory = self._memory(cache)
-        plan = Plan(rows, memory=memory)
-        for name in rows:
-            parts = self.adapters[name].parts
+        parts_of = {name: self.adapters[name].parts for name in rows}
+        prompt = None
+        if any(part.reads_prompt for parts in parts_of.values() for part in parts):
+            labelled = stack not in self.layout.encoders
+            prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, labelled)
+        plan = Plan(rows, memory=self._memory(cache), prompt=prompt)
+        for name, parts in parts_of.items():
             plan.shared[name] = [None if p.shared is None else plan.remember(p.shared, p.shared) for p in parts]
         arguments["foreword"] = plan
         if self.layout.decoder_only:
@@ -103,11 +135,11 @@ class Host(nn.Module):
                 arguments["position_ids"] = position_ids
         return (), arguments
 
-    def _rows(self, batch: int) -> dict[str, Tensor | None]:
-        """Adapter → indices of its rows among `batch`, or None for all rows."""
+    def _rows(self, batch: int) -> dict[str, Tensor | None] | None:
+        """Adapter → indices of its rows among `batch`, or None for all rows; None where all read the base model."""
         names = row_names.get().get(id(self))
         if names is None:
-            return {} if self.active is None else {self.active: None}
+            return None if self.active is None else {self.active: None}
         if batch % len(names):
             raise ForewordError(f"rows names {len(names)} adapters for a batch of {batch} rows")
         repeats = batch // len(names)  # beams and samples of a row stand side by side

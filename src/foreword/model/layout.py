@@ -1,29 +1,23 @@
-"""Find where a model attends, by running it once on a few tokens and looking.
-
-Nothing here knows the name of an architecture. A module that calls the dispatched attention function is a site; whether it
-is self-, cross- or encoder attention shows in the lengths it attends over; the norm in front of it is the module whose output
-it was given; its rotary embedding is the module whose output it received as `position_embeddings`.
-"""
+"""The places of a model where an adapter can act, as `foreword.model.survey` found them."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..attention.dispatch import install
-from ..attention.readers import KeyValue, Projection, Recorder
+from ..attention.readers import KeyValue, Projection
 from ..errors import ForewordError
 
 Kind = Literal["self", "cross", "encoder"]
-ENCODER_TOKENS, DECODER_TOKENS = 5, 3  # different, so that cross-attention shows in the shapes
+Layers = int | Iterable[int] | str | None
+Placed = TypeVar("Placed", "Site", "Block")
 
 
 @dataclass
@@ -32,6 +26,53 @@ class Call:
 
     module: nn.Module
     arguments: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Block:
+    """A module that maps x to h, or a run of modules: a sublayer, a linear layer or a norm.
+
+    Attributes:
+        kind: "ffn" or "encoder-ffn"; "self-output", "cross-output" or "encoder-output" for what an attention gives after its
+            output projection; "linear" and "norm", with "encoder-" in front in the encoder of an encoder-decoder.
+        layer: number of its layer; None outside of layers.
+        name: within its layer or model, where a layer has several of the kind.
+        path: dotted name of `module`.
+        enter: the module whose first input is x; often `module` itself.
+        module: the module whose output is h.
+        input_size, output_size: widths of x and h.
+        like: an empty tensor with the device and dtype of h.
+        linears: the linear layers inside, in the order in which they run.
+        dense: whether those linear layers hold all of its matrices; experts of a mixture don't.
+        post_norm: the norm that the layer applies to the residual sum behind this sublayer, in post-norm models.
+    """
+
+    kind: str
+    layer: int | None
+    name: str
+    path: str
+    enter: nn.Module
+    module: nn.Module
+    input_size: int
+    output_size: int
+    like: Tensor
+    linears: list[Block] = field(default_factory=list)
+    dense: bool = True
+    post_norm: Block | None = None
+
+    @property
+    def label(self) -> str:
+        """Name in adapter files: independent of the class that wraps the model."""
+        parts = [self.kind, "final" if self.layer is None else str(self.layer), self.name.replace(".", "-")]
+        return ".".join(part for part in parts if part)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.like.device
 
 
 @dataclass(eq=False)
@@ -49,6 +90,8 @@ class Site:
         reads_layer_input: whether the attention reads the layer's input, through `norm` and nothing else.
         rotary: the call that produced the rotary `position_embeddings`; None where keys aren't rotated.
         call: the call of the attention module itself, as a template for `project`.
+        linears: the linear layers that run before the attention function: its projections of queries, keys and values.
+        output: the attention's output after its output projection.
     """
 
     module: nn.Module
@@ -65,6 +108,8 @@ class Site:
     reads_layer_input: bool
     rotary: Call | None
     call: Call
+    linears: list[Block]
+    output: Block
 
     @property
     def label(self) -> str:
@@ -88,18 +133,37 @@ class Site:
         hidden = hidden[None].to(self.dtype)
         if norm and self.norm is not None:
             hidden = self.norm(hidden)
-        arguments = {name: hidden if _is_states(value) else None for name, value in self.call.arguments.items()}
+        projection = self._run({name: hidden for name, value in self.call.arguments.items() if _is_states(value)}, positions)
+        return projection.key[0], projection.value[0]
+
+    def raw_query(self, arguments: dict[str, Any]) -> Tensor:
+        """x W_q^h (B, H, T, D) of a call with `arguments`: the query before its rotation, after QK-norm.
+
+        The module is called a second time at position 0, where the rotation is the identity, with its attention skipped.
+        """
+        states = {name: value for name, value in arguments.items() if _is_states(value)}
+        length = states["hidden_states"].shape[1]
+        projection = self._run(states, torch.zeros(length, dtype=torch.long, device=states["hidden_states"].device))
+        return projection.query
+
+    def _run(self, states: dict[str, Tensor], positions: Tensor) -> Projection:
+        """Call the module for hidden states (B, T, d) at positions (T,), with its attention skipped."""
+        arguments: dict[str, Any] = dict.fromkeys(self.call.arguments) | states
         if self.rotary is not None:
-            arguments["position_embeddings"] = _call_rotary(self.rotary, hidden, positions[None])
+            arguments["position_embeddings"] = _call_rotary(self.rotary, states["hidden_states"], positions[None])
         if "position_ids" in self.call.arguments:
             arguments["position_ids"] = positions[None]
         projection = Projection()
         self.module(**(arguments | {"foreword": projection}))
-        return projection.key[0], projection.value[0]
+        return projection
 
     @property
     def dtype(self) -> torch.dtype:
         return self.call.arguments["hidden_states"].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.call.arguments["hidden_states"].device
 
 
 @dataclass(eq=False)
@@ -108,7 +172,11 @@ class Layout:
 
     Attributes:
         sites: every attention module that dispatches, in the order in which the model runs them.
+        ffns: the feed-forward sublayer of every layer.
+        norms: every norm that has parameters.
+        layers: paths of the layers.
         stacks: the models inside the model (decoder, encoder) that take token positions and masks.
+        encoders: those of the stacks that encode the source of an encoder-decoder.
         skipped: paths of layers that have no such attention (state-space, convolution, …).
         stateful: some layers carry a recurrent or convolutional state beside attention.
         decoder_only: one causal stack.
@@ -117,7 +185,11 @@ class Layout:
     """
 
     sites: list[Site]
+    ffns: list[Block]
+    norms: list[Block]
+    layers: list[str]
     stacks: list[PreTrainedModel]
+    encoders: list[PreTrainedModel]
     skipped: list[str]
     stateful: bool
     decoder_only: bool
@@ -130,7 +202,7 @@ class Layout:
         for site in self.sites:
             self.kinds.setdefault(site.kind, []).append(site)
 
-    def select(self, layers: int | Iterable[int] | str | None, attention: str) -> list[Site]:
+    def select(self, layers: Layers, attention: str) -> list[Site]:
         """The sites of the chosen layers and kinds of attention.
 
         Args:
@@ -149,8 +221,21 @@ class Layout:
             raise ForewordError(f"this model has no {attention} attention; it has {', '.join(self.kinds)}")
         return sites
 
+    def select_ffns(self, layers: Layers) -> list[Block]:
+        """The feed-forward sublayers of the chosen layers of each stack; `layers` as in `select`."""
+        kinds = dict.fromkeys(block.kind for block in self.ffns)
+        return [
+            block for kind in kinds for block in _pick([other for other in self.ffns if other.kind == kind], layers)
+        ]
 
-def _pick(sites: list[Site], layers: int | Iterable[int] | str | None) -> list[Site]:
+    @property
+    def linears(self) -> list[Block]:
+        """Every linear layer of the attention and feed-forward sublayers."""
+        attention = [block for site in self.sites for block in (*site.linears, *site.output.linears)]
+        return attention + [block for ffn in self.ffns for block in ffn.linears]
+
+
+def _pick(sites: list[Placed], layers: Layers) -> list[Placed]:
     if layers is None or not sites:
         return sites
     if layers == "upper":
@@ -159,194 +244,19 @@ def _pick(sites: list[Site], layers: int | Iterable[int] | str | None) -> list[S
         raise ForewordError(f'layers={layers!r}: must be a number, a list of numbers, "upper" or null')
     if isinstance(layers, int):
         if not 1 <= layers <= len(sites):
-            raise ForewordError(f"layers={layers}: the model has {len(sites)} {sites[0].kind}-attention layers")
+            raise ForewordError(f"layers={layers}: the model has {len(sites)} {_layers_of(sites[0])}")
         return sites[-layers:]
     by_layer = {site.layer: site for site in sites}
     count = max(by_layer) + 1
     wanted = [layer + count if layer < 0 else layer for layer in layers]
     missing = [layer for layer in wanted if layer not in by_layer]
     if missing:
-        raise ForewordError(f"layers={list(layers)}: no {sites[0].kind} attention in layer {missing[0]}")
+        raise ForewordError(f"layers={list(layers)}: layer {missing[0]} is none of the {_layers_of(sites[0])}")
     return [by_layer[layer] for layer in sorted(set(wanted))]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Looking
-
-
-def survey(model: PreTrainedModel) -> Layout:
-    """Run `model` on a few tokens and return where and how it attends.
-
-    Raises `ForewordError` where the attention can't be reached.
-    """
-    install(_implementation(model))
-    recorder = Recorder()
-    with _watch(model) as seen:
-        probe(model, foreword=recorder)
-    if not recorder.calls:
-        raise ForewordError(_why_unreachable(model))
-    sites = [_site(model, module, seen, *states) for module, states in recorder.calls.items()]
-    stacks = list(dict.fromkeys(_stack_of(model, site.path) for site in sites))
-    skipped = _layers_without(model, sites)
-    decoder_only = not model.config.is_encoder_decoder and all(getattr(s.module, "is_causal", True) for s in sites)
-    rotates = any(site.rotary is not None for site in sites)
-    return Layout(
-        sites=sites,
-        stacks=stacks,
-        skipped=skipped,
-        stateful=bool(skipped) or any(getattr(stack, "_is_stateful", False) for stack in stacks),
-        decoder_only=decoder_only,
-        rotates=rotates,
-        learned_positions=decoder_only and not rotates and _embeds_positions(stacks[0], seen),
-    )
-
-
-@torch.no_grad()
-def probe(model: PreTrainedModel, ids: Tensor | None = None, **kwargs: Any) -> Any:
-    """One forward of the whole model, in evaluation mode, on ids (1, T) or on a few arbitrary tokens.
-
-    An encoder-decoder gets the same ids on both sides; a speech encoder gets silence.
-    """
-    config, device = model.config, model.device
-    inputs: dict[str, Any] = {}
-    if ids is None:
-        ids = torch.arange(ENCODER_TOKENS, device=device)[None] % config.get_text_config().vocab_size
-        decoder_ids = ids[:, :DECODER_TOKENS]
-    else:
-        ids = decoder_ids = ids.to(device)
-    if model.main_input_name == "input_features":
-        frames = 2 * config.max_source_positions
-        inputs["input_features"] = torch.zeros(1, config.num_mel_bins, frames, device=device, dtype=model.dtype)
-    else:
-        inputs["input_ids"] = ids
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = decoder_ids
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        return model(**inputs, use_cache=False, **kwargs)
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _implementation(model: PreTrainedModel) -> str:
-    implementation = model.config.get_text_config(decoder=True)._attn_implementation
-    if implementation is None:
-        raise ForewordError(f"{type(model).__name__} names no attention; load it with attn_implementation='sdpa'")
-    return implementation
-
-
-@dataclass
-class _Seen:
-    """What a watched forward showed: the call of each module, and which call produced a tensor."""
-
-    calls: dict[nn.Module, Call] = field(default_factory=dict)
-    producers: dict[int, Call] = field(default_factory=dict)  # id of a tensor → the innermost call that returned it
-    kept: list[Any] = field(default_factory=list)  # keeps the outputs alive, so that ids stay unique
-
-    def producer(self, value: Any) -> Call | None:
-        """The call that returned `value`, or the first of its tensors."""
-        tensors = _tensors(value)
-        return self.producers.get(id(tensors[0])) if tensors else None
-
-
-@contextmanager
-def _watch(model: nn.Module) -> Iterator[_Seen]:
-    seen = _Seen()
-
-    def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        call = Call(module, by_name(module, args, kwargs))
-        seen.calls[module] = call
-        seen.kept.append(output)
-        for tensor in _tensors(output):
-            seen.producers.setdefault(id(tensor), call)
-
-    handles = [module.register_forward_hook(after, with_kwargs=True) for module in model.modules()]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _site(model: PreTrainedModel, module: nn.Module, seen: _Seen, query: Tensor, key: Tensor, value: Tensor) -> Site:
-    path = _path_of(model, module)
-    layer_path = _LAYER.match(path)
-    if layer_path is None:
-        raise ForewordError(f"{path} attends outside of any numbered layer; Foreword places adapters by layer")
-    call = seen.calls[module]
-    hidden = call.arguments["hidden_states"]
-    layer = model.get_submodule(layer_path.group())
-    layer_input = _first_tensor(seen.calls[layer])
-    producer = seen.producer(hidden)
-    norm = None
-    if producer is not None and hidden is not layer_input and producer.module in set(layer.modules()):
-        norm = producer.module
-    kind: Kind = "self"
-    if model.config.is_encoder_decoder and query.shape[2] != DECODER_TOKENS:
-        kind = "encoder"
-    elif key.shape[2] != query.shape[2]:
-        kind = "cross"
-    return Site(
-        module=module,
-        path=path,
-        kind=kind,
-        layer=int(layer_path.group(1)),
-        layer_module=layer,
-        num_heads=query.shape[1],
-        num_key_value_heads=key.shape[1],
-        key_dim=key.shape[3],
-        value_dim=value.shape[3],
-        hidden_size=hidden.shape[-1],
-        norm=norm,
-        reads_layer_input=(hidden if norm is None else _first_tensor(seen.calls[norm])) is layer_input,
-        rotary=seen.producer(call.arguments.get("position_embeddings")),
-        call=call,
-    )
-
-
-_LAYER = re.compile(r".*?\.(\d+)(?=\.)")  # up to the first number in a dotted name
-
-
-def _path_of(model: nn.Module, module: nn.Module) -> str:
-    return next(path for path, other in model.named_modules() if other is module)
-
-
-def _stack_of(model: nn.Module, path: str) -> PreTrainedModel:
-    """The innermost transformers model around the module at `path`."""
-    parts = path.split(".")
-    ancestors = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1))
-    return next(module for module in ancestors if isinstance(module, PreTrainedModel))
-
-
-def _layers_without(model: nn.Module, sites: list[Site]) -> list[str]:
-    """Paths of the layers that stand beside the sites' layers and have no site."""
-    served = {_LAYER.match(site.path + ".").group() for site in sites}
-    lists = dict.fromkeys(path.rsplit(".", 1)[0] for path in served)
-    return [
-        f"{parent}.{name}"
-        for parent in lists
-        for name, _ in model.get_submodule(parent).named_children()
-        if f"{parent}.{name}" not in served
-    ]
-
-
-def _embeds_positions(stack: PreTrainedModel, seen: _Seen) -> bool:
-    """Whether an embedding besides the token embedding ran: learned absolute positions."""
-    return any(
-        isinstance(module, nn.Embedding) and module is not stack.get_input_embeddings() and module in seen.calls
-        for module in stack.modules()
-    )
-
-
-def _why_unreachable(model: PreTrainedModel) -> str:
-    attentions = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
-    named = ", ".join(attentions) or "no attention modules"
-    return (
-        f"{type(model).__name__} can't take adapters: its layers ({named}) do not call their attention through "
-        "transformers' AttentionInterface"
-    )
+def _layers_of(place: Site | Block) -> str:
+    return f"{place.kind} layers" if isinstance(place, Block) else f"{place.kind}-attention layers"
 
 
 def _call_rotary(rotary: Call, hidden: Tensor, positions: Tensor) -> Any:
@@ -365,17 +275,22 @@ def _is_states(value: Any) -> bool:
 
 def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of `module.forward` by name."""
-    names = list(inspect.signature(inspect.unwrap(type(module).forward)).parameters)[1:]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(_parameters(type(module)), args, strict=False)), **kwargs}
 
 
-def _first_tensor(call: Call) -> Tensor | None:
+@functools.cache
+def _parameters(module_class: type[nn.Module]) -> list[str]:
+    return list(inspect.signature(inspect.unwrap(module_class.forward)).parameters)[1:]
+
+
+def first_tensor(call: Call) -> Tensor | None:
     return next((value for value in call.arguments.values() if isinstance(value, Tensor)), None)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor of a module's output, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (tuple, list)) else []

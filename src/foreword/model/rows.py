@@ -23,7 +23,7 @@ def rows(model: PreTrainedModel, names: Sequence[str | None]) -> Iterator[None]:
             model.generate(**tokenizer(prompts, padding=True, return_tensors="pt"))
 
     Raises:
-        ForewordError: an unknown adapter, or (in the forward) a batch that the names don't divide.
+        ForewordError: an unknown adapter, one that acts on all rows alike (ia3, vera, bitfit, full), or (in the forward) a batch that the names don't divide.
     """
     host = host_of(model)
     if not names:
@@ -31,6 +31,13 @@ def rows(model: PreTrainedModel, names: Sequence[str | None]) -> Iterator[None]:
     for name in names:
         if name is not None:
             host.require(name)
+    for name in {*names, host.active} - {None}:
+        fixed = [part for part in host.require(name).parts if not part.per_row]
+        if fixed and set(names) != {host.active}:
+            raise ForewordError(
+                f"rows can't mix adapter {name!r}: {fixed[0].method.name} changes weights that all rows of a batch share; "
+                "use set_active"
+            )
     token = row_names.set({**row_names.get(), id(host): tuple(names)})
     try:
         yield

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..attention.merge import Scoring
 from ..attention.readers import KeyValue, Plan
-from .layout import Site
-
-if TYPE_CHECKING:
-    from ..space import Part
+from .layout import Site, by_name
 
 
 class Prefix(nn.Module):
@@ -35,6 +32,22 @@ class Prefix(nn.Module):
     def joins_softmax(self) -> bool:
         return self.combine.joins_softmax
 
+    @property
+    def reads_input(self) -> bool:
+        """Whether it needs the arguments of the attention module's call: a query before its rotation is made of them."""
+        return getattr(self.combine, "raw_query", False)
+
+    def reader(self, site: Site, shared: Any, rows: Tensor | None, plan: Plan) -> Reader:
+        """This prefix in one call of the attention at `site`."""
+
+        def compute() -> KeyValue:
+            key, value = self.key_value(site, shared)
+            return key.to(site.dtype)[None], value.to(site.dtype)[None]
+
+        key, value = plan.remember(self, compute)
+        query = site.raw_query(plan.call) if self.reads_input and site.rotary is not None else None
+        return Reader(self, key, value, rows, query)
+
     def key_value(self, site: Site, shared: Any) -> KeyValue:
         """Keys (G, l, D_k) and values (G, l, D_v); `shared` is what the adapter computed once for all sites."""
         key, value = self.source(site, shared)
@@ -52,9 +65,11 @@ class Reader:
     key: Tensor  # (1, G, l, D_k)
     value: Tensor  # (1, G, l, D_v)
     rows: Tensor | None
+    query: Tensor | None = None  # (B, H, T, D) to read instead of the tokens' query
 
     def add(self, query: Tensor, out: Tensor, lse: Tensor | None, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
         """Add the prefix's term to out (B, H, T, D) and keep the lse (B, H, T) of the joint softmax."""
+        query = query if self.query is None else self.query
         if self.rows is None:
             return self.prefix.combine(query, out, lse, self.key, self.value, scoring)
         rows = self.rows
@@ -71,29 +86,36 @@ class Slot(nn.Module):
         super().__init__()
         self.site = site  # a dataclass, so that the attention module is not registered as a child of its own child
         self.adapters = nn.ModuleDict()
+        self._handle: RemovableHandle | None = None  # of the hook that passes on the attention module's arguments
 
     def place(self, adapter: str, part: int, prefix: nn.Module) -> None:
         if adapter not in self.adapters:
             self.adapters[adapter] = nn.ModuleDict()
         self.adapters[adapter][str(part)] = prefix
+        if prefix.reads_input and self._handle is None:
+            self._handle = self.site.module.register_forward_pre_hook(_with_call, with_kwargs=True)
 
     def readers(self, plan: Plan) -> list[Reader]:
         """The prefixes that `plan` reads here: those in the tokens' softmax first, then those added to its output."""
         readers = [
-            self._reader(prefix, plan.shared[name][int(part)], rows, plan)
+            prefix.reader(self.site, plan.shared[name][int(part)], rows, plan)
             for name, rows in plan.rows.items()
             if name in self.adapters
             for part, prefix in self.adapters[name].items()
         ]
         return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
 
-    def _reader(self, prefix: Prefix, shared: Any, rows: Tensor | None, plan: Plan) -> Reader:
-        key, value = plan.remember(prefix, lambda: self._cast(prefix.key_value(self.site, shared)))
-        return Reader(prefix, key, value, rows)
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
 
-    def _cast(self, key_value: KeyValue) -> KeyValue:
-        key, value = key_value
-        return key.to(self.site.dtype)[None], value.to(self.site.dtype)[None]
+
+def _with_call(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    """Forward pre-hook of an attention module: put the arguments of its call into the plan that it passes on."""
+    plan = kwargs.get("foreword")
+    if not isinstance(plan, Plan):
+        return None
+    return args, {**kwargs, "foreword": replace(plan, call=by_name(module, args, kwargs))}
 
 
 def slot_of(site: Site) -> Slot:
@@ -109,4 +131,5 @@ def evict(site: Site, adapter: str) -> None:
     if slot is not None and adapter in slot.adapters:
         del slot.adapters[adapter]
         if not slot.adapters:
+            slot.close()
             del site.module.foreword

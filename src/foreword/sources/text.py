@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from ..attention.readers import KeyValue, Recorder
 from ..errors import ForewordError
-from ..model.layout import Layout, Site, by_name, probe
+from ..model.layout import Layout, Site, by_name
+from ..model.survey import probe
 
 NORMAL_STD = 0.02
 FIRST_ORDINARY_TOKEN = 3  # vocabularies begin with their special tokens

@@ -1,0 +1,146 @@
+"""Terms of adapters at sublayers, linear layers and norms: a slot on the module whose output they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.readers import Plan
+from .frames import Frame, current
+from .layout import Block, tensors_in
+
+NAME = "foreword_block"  # the slot's name as a child; "foreword" is the attention's
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Some rows of a batch in one call: what a term may ask of it.
+
+    Attributes:
+        plan: of the forward.
+        rows: their indices; None for every row.
+    """
+
+    plan: Plan
+    rows: Tensor | None
+
+    @property
+    def prompt(self) -> Tensor | None:
+        """(B, T) boolean of these rows, see `Plan.prompt`."""
+        prompt = self.plan.prompt
+        return prompt if prompt is None or self.rows is None else prompt[self.rows]
+
+
+class Term(nn.Module):
+    """What an adapter does at a block: h' = forward(x, h).
+
+    Attributes:
+        order: terms of a lower order come first: 0 in place, 1 beside the block, 2 behind it.
+        exclusive: whether only one term of that order can stand at a block.
+    """
+
+    order: ClassVar[int] = 1
+    exclusive: ClassVar[bool] = False
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the block reads instead of x."""
+        return x
+
+    def forward(self, x: Tensor, h: Tensor, reading: Reading) -> Tensor:
+        """x (B, T, d_in), h (B, T, d_out) → what the model reads instead of h."""
+        raise NotImplementedError
+
+
+class BlockSlot(nn.Module):
+    """Child of a block's module: adapter name → part → `Term`."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.block = block  # a dataclass, so that the module is not registered as a child of its own child
+        self.adapters = nn.ModuleDict()
+        self._handles = [
+            block.enter.register_forward_pre_hook(self.before, with_kwargs=True),
+            block.module.register_forward_hook(self.after),
+        ]
+
+    def place(self, adapter: str, part: int, term: Term) -> None:
+        if adapter not in self.adapters:
+            self.adapters[adapter] = nn.ModuleDict()
+        self.adapters[adapter][str(part)] = term
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        """Forward pre-hook: keep x, and replace it where a term does."""
+        frame = current()
+        terms = [] if frame is None else self._terms(frame.plan)
+        if not terms:
+            return None
+        key = next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None) if not args else None
+        x = args[0] if key is None else kwargs[key]
+        frame.inputs[self] = x
+        entered = x
+        for rows, term in terms:
+            entered = _on_rows(frame, rows, term.enter, entered)
+        if entered is x:
+            return None
+        return ((entered, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: entered})
+
+    def after(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        """Forward hook: h through every term that the plan reads here."""
+        frame = current()
+        if frame is None or self not in frame.inputs:
+            return None
+        x = frame.inputs.pop(self)
+        h = tensors_in(output)[0]
+        for rows, term in self._terms(frame.plan):
+            reading = Reading(frame.plan, rows)
+            h = _on_rows(frame, rows, lambda x, h, term=term, reading=reading: term(x, h, reading), x, h)
+        return h if isinstance(output, Tensor) else (h, *output[1:])
+
+    def _terms(self, plan: Plan) -> list[tuple[Tensor | None, Term]]:
+        terms = [
+            (rows, term)
+            for name, rows in plan.rows.items()
+            if name in self.adapters
+            for term in self.adapters[name].values()
+        ]
+        return sorted(terms, key=lambda pair: pair[1].order)
+
+
+def _on_rows(frame: Frame, rows: Tensor | None, function: Any, *tensors: Tensor) -> Tensor:
+    """`function` of some rows of `tensors` (B, T, …), written into the last of them; tokens may lie flat, (B·T, …)."""
+    batched = [tensor.view(frame.batch, -1, tensor.shape[-1]) if tensor.dim() == 2 else tensor for tensor in tensors]
+    target = batched[-1]
+    if rows is None:
+        changed = function(*batched)
+        unchanged = changed is target
+    else:
+        rows = rows.to(target.device)
+        picked = [tensor[rows] for tensor in batched]
+        changed = function(*picked)
+        unchanged = changed is picked[-1]
+        changed = changed if unchanged else target.index_copy(0, rows, changed)
+    return tensors[-1] if unchanged else changed.view_as(tensors[-1])
+
+
+def block_slot_of(block: Block) -> BlockSlot:
+    """The slot of a block, made on first use."""
+    if not isinstance(getattr(block.module, NAME, None), BlockSlot):
+        setattr(block.module, NAME, BlockSlot(block))
+    return getattr(block.module, NAME)
+
+
+def evict_term(block: Block, adapter: str) -> None:
+    """Remove an adapter from a block, and the slot with its last adapter."""
+    slot = getattr(block.module, NAME, None)
+    if slot is not None and adapter in slot.adapters:
+        del slot.adapters[adapter]
+        if not slot.adapters:
+            slot.close()
+            delattr(block.module, NAME)

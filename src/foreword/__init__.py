@@ -4,7 +4,7 @@ from . import combines, sources
 from .base import base
 from .checkpoint import load
 from .errors import ForewordError
-from .methods import DeepPrompt, PrefixTuning, PromptTuning, RandomInit, ZeroInit, ZeroInitNonlinear
+from .methods import DeepPrompt, ParallelAdapter, PrefixTuning, PromptTuning, RandomInit, ZeroInit, ZeroInitNonlinear
 from .model.adapter import Adapter
 from .model.attach import adapters, attach, detach, set_active
 from .model.rows import rows

@@ -61,6 +61,17 @@ class Combine(Protocol):
 
 
 @dataclass(frozen=True)
+class Count:
+    """How many numbers training changes, and how many inference needs."""
+
+    trainable: int
+    stored: int
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.trainable + other.trainable, self.stored + other.stored)
+
+
+@dataclass(frozen=True)
 class Method:
     """A configuration that can be placed on a model; a subclass is one method of the registry.
 
@@ -93,6 +104,13 @@ class Method:
     def point(self) -> Point:
         """The method's place in the design space."""
         raise NotImplementedError
+
+    def count(self, layout: Layout) -> Count:
+        """Trainable and stored parameters by the method's formula, without building it."""
+        composed = self.compose()
+        if composed == [self]:
+            raise NotImplementedError
+        return sum((method.count(layout) for method in composed), Count(0, 0))
 
     def to_dict(self) -> dict[str, Any]:
         """{"method": name, field: value, …}, ready for JSON; `from_dict` is the way back."""

@@ -54,6 +54,8 @@ class PrefixTuning(Method):
     def __post_init__(self) -> None:
         require_positive(self, "length", "hidden")
         require_choice(self, reparam=(None, "shared", "per-layer"), init=("text", "normal", "zero"))
+        if not 0 <= self.dropout < 1:
+            raise ForewordError(f"PrefixTuning: dropout must be at least 0 and below 1, not {self.dropout}")
         if not 0 <= self.frozen_tokens < self.length:
             raise ForewordError(f"PrefixTuning: frozen_tokens must be from 0 to length − 1, not {self.frozen_tokens}")
         if self.reparam is not None and (self.frozen_tokens or self.init == "zero"):

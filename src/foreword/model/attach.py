@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ForewordError
 from ..sources.text import Start
 from ..space import Method, resolve
 from .adapter import Adapter
-from .host import Host, host_of
+from .host import Host, host_of, host_on, host_with
 from .part import Part
 
 
@@ -40,7 +40,7 @@ def attach(
     Raises:
         ForewordError: the model can't take the method, or has an adapter of that name.
     """
-    chosen = [resolve(one) for one in ([method] if isinstance(method, (Method, str)) else method)]
+    chosen = [resolve(one) for one in (method if isinstance(method, (list, tuple)) else [method])]
     if not chosen:
         raise ForewordError("attach needs at least one method")
     host = host_of(model)
@@ -50,14 +50,11 @@ def attach(
 
 def place(host: Host, methods: Sequence[Method], name: str, start: Start) -> Adapter:
     """Build `methods` from `start` and install them on the host's model under `name`, active."""
-    if not name or "." in name:
-        raise ForewordError(f"{name!r} can't name an adapter: a name has at least one character and no dot")
-    if name in host.adapters:
-        raise ForewordError(f"the model has an adapter {name!r} already; detach it first or choose another name")
     try:
+        _require_free(host, name)
         parts = [part for method in methods for part in method.parts(host.layout, start)]
         require_compatible(parts)
-    except ForewordError:
+    except Exception:
         host.leave_if_empty()
         raise
     host.activate(None)
@@ -66,6 +63,16 @@ def place(host: Host, methods: Sequence[Method], name: str, start: Start) -> Ada
     host.adapters[name] = adapter
     host.activate(name)
     return adapter
+
+
+def _require_free(host: Host, name: str) -> None:
+    """Raise `ForewordError` for a name that no module can have, or that an adapter has already."""
+    if not isinstance(name, str) or not name or "." in name:
+        raise ForewordError(f"{name!r} can't name an adapter: a name has at least one character and no dot")
+    if name in host.adapters:
+        raise ForewordError(f"the model has an adapter {name!r} already; detach it first or choose another name")
+    if hasattr(nn.ModuleDict(), name):
+        raise ForewordError(f"{name!r} can't name an adapter: torch modules have an attribute of that name")
 
 
 def require_compatible(parts: Sequence[Part]) -> None:
@@ -82,7 +89,7 @@ def require_compatible(parts: Sequence[Part]) -> None:
 
 def detach(model: PreTrainedModel, name: str) -> None:
     """Take an adapter off the model. With the last one, the model is as it was before the first."""
-    host = host_of(model)
+    host = host_with(model, name)
     adapter = host.require(name)
     if host.active == name:
         host.activate(None)
@@ -93,13 +100,12 @@ def detach(model: PreTrainedModel, name: str) -> None:
 
 def set_active(model: PreTrainedModel, name: str | None) -> None:
     """Choose the adapter that every forward reads; None is the base model, bit for bit."""
-    host = host_of(model)
-    if name is not None:
-        host.require(name)
-    host.activate(name)
+    host = host_on(model) if name is None else host_with(model, name)
+    if host is not None:
+        host.activate(name)
 
 
 def adapters(model: PreTrainedModel) -> list[str]:
     """Names of the adapters on the model, in the order in which they came."""
-    host = getattr(model, "foreword", None)
-    return list(host.adapters) if isinstance(host, Host) else []
+    host = host_on(model)
+    return [] if host is None else list(host.adapters)

@@ -1,17 +1,19 @@
 """The plan of the layer that is running, for modules that receive no keyword: feed-forward sublayers, linear layers, norms.
 
-A stack and each of its layers receive the keyword `foreword`. Hooks put the plan on a stack of the running thread for as long as
-their call lasts. A checkpointed layer is called again when it is recomputed, and so finds its plan again.
+A stack and each of its layers receive the keyword `foreword`. Hooks put the plan on a pile of the running thread for as long as
+their call lasts. transformers checkpoints a layer's `forward`, inside of the hooks, so the function that it checkpoints with is
+wrapped too: a layer that is recomputed in the backward pass finds its plan again.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ..attention.readers import Plan
 
@@ -44,22 +46,60 @@ def current() -> Frame | None:
     return _running.frames[-1] if _running.frames else None
 
 
-def watch(module: nn.Module) -> list[RemovableHandle]:
-    """Keep a frame for as long as each call of `module` lasts."""
+def watch(module: nn.Module) -> list[Any]:
+    """Keep a frame for as long as each call of `module` lasts. Returns handles with `remove`."""
     return [
         module.register_forward_pre_hook(_enter, with_kwargs=True),
         module.register_forward_hook(_leave, with_kwargs=True, always_call=True),
+        _Unwrap(module),
     ]
 
 
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    plan = kwargs.get("foreword")
-    if not isinstance(plan, Plan):
-        _running.frames.append(None)
-        return
-    first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-    _running.frames.append(Frame(plan, first.shape[0]))
+    _running.frames.append(_frame(args, kwargs))
+    checkpoint = getattr(module, CHECKPOINT, None)
+    if checkpoint is not None and not isinstance(checkpoint, FramedCheckpoint):
+        setattr(module, CHECKPOINT, FramedCheckpoint(checkpoint))
 
 
 def _leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
     _running.frames.pop()
+
+
+def _frame(args: tuple, kwargs: dict[str, Any]) -> Frame | None:
+    plan = kwargs.get("foreword")
+    if not isinstance(plan, Plan):
+        return None
+    first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    return Frame(plan, first.shape[0])
+
+
+CHECKPOINT = "_gradient_checkpointing_func"  # of transformers' layers: called with a partial of `forward` and its arguments
+
+
+@dataclass
+class FramedCheckpoint:
+    """A layer's checkpointing function, which keeps a frame while the layer runs for the first time and again."""
+
+    checkpoint: Callable[..., Any]
+
+    def __call__(self, forward: partial, *args: Any) -> Any:
+        return self.checkpoint(partial(_run_framed, forward), *args)
+
+
+def _run_framed(forward: partial, *args: Any) -> Any:
+    _running.frames.append(_frame(args, forward.keywords))
+    try:
+        return forward(*args)
+    finally:
+        _running.frames.pop()
+
+
+@dataclass
+class _Unwrap:
+    module: nn.Module
+
+    def remove(self) -> None:
+        wrapped = getattr(self.module, CHECKPOINT, None)
+        if isinstance(wrapped, FramedCheckpoint):
+            setattr(self.module, CHECKPOINT, wrapped.checkpoint)

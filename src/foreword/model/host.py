@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from ..attention.readers import Plan
@@ -42,7 +41,7 @@ class Host(nn.Module):
         self._required_grad = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
         for parameter in self._required_grad:
             parameter.requires_grad_(False)
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Any] = []
         for stack in self.layout.stacks:
             self._handles.append(stack.register_forward_pre_hook(self.before_stack, with_kwargs=True))
             self._handles += watch(stack)
@@ -189,11 +188,27 @@ class Host(nn.Module):
 
 def host_of(model: PreTrainedModel) -> Host:
     """The host on a model, made on first use. Raises `ForewordError` where the model can't be served."""
-    if not isinstance(getattr(model, "foreword", None), Host):
-        if not isinstance(model, PreTrainedModel):
-            raise ForewordError(f"{type(model).__name__} is not a transformers model")
-        model.foreword = Host(model)
-    return model.foreword
+    if not isinstance(model, PreTrainedModel):
+        raise ForewordError(f"{type(model).__name__} is not a transformers model")
+    host = host_on(model)
+    if host is None:
+        model.foreword = host = Host(model)
+    return host
+
+
+def host_on(model: PreTrainedModel) -> Host | None:
+    """The host that is on a model already, or None."""
+    host = getattr(model, "foreword", None)
+    return host if isinstance(host, Host) else None
+
+
+def host_with(model: PreTrainedModel, name: str) -> Host:
+    """The host of the adapter `name` on a model. Raises `ForewordError` where the model has no such adapter."""
+    host = host_on(model)
+    if host is None:
+        raise ForewordError(f"the model has no adapter {name!r}; it has none")
+    host.require(name)
+    return host
 
 
 def _batch_and_length(arguments: dict[str, Any]) -> tuple[int, int]:

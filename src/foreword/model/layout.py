@@ -240,19 +240,21 @@ def _pick(sites: list[Placed], layers: Layers) -> list[Placed]:
         return sites
     if layers == "upper":
         return sites[min(2, len(sites) - 1) :]
-    if isinstance(layers, str):
-        raise ForewordError(f'layers={layers!r}: must be a number, a list of numbers, "upper" or null')
     if isinstance(layers, int):
         if not 1 <= layers <= len(sites):
             raise ForewordError(f"layers={layers}: the model has {len(sites)} {_layers_of(sites[0])}")
         return sites[-layers:]
+    if isinstance(layers, str) or not isinstance(layers, Iterable) or not layers:
+        raise ForewordError(f'layers={layers!r}: must be a number, a list of numbers, "upper" or null')
     by_layer = {site.layer: site for site in sites}
     count = max(by_layer) + 1
-    wanted = [layer + count if layer < 0 else layer for layer in layers]
-    missing = [layer for layer in wanted if layer not in by_layer]
-    if missing:
-        raise ForewordError(f"layers={list(layers)}: layer {missing[0]} is none of the {_layers_of(sites[0])}")
-    return [by_layer[layer] for layer in sorted(set(wanted))]
+    wanted = {}
+    for layer in layers:
+        at = layer + count if isinstance(layer, int) and layer < 0 else layer
+        if at not in by_layer:
+            raise ForewordError(f"layers={list(layers)}: layer {layer!r} is none of the {_layers_of(sites[0])}")
+        wanted[at] = by_layer[at]
+    return [wanted[layer] for layer in sorted(wanted)]
 
 
 def _layers_of(place: Site | Block) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from transformers import PreTrainedModel
 
 from ..errors import ForewordError
-from .host import host_of, row_names
+from .host import host_on, host_with, row_names
 
 
 @contextmanager
@@ -25,12 +25,15 @@ def rows(model: PreTrainedModel, names: Sequence[str | None]) -> Iterator[None]:
     Raises:
         ForewordError: an unknown adapter, one that acts on all rows alike (ia3, vera, bitfit, full), or (in the forward) a batch that the names don't divide.
     """
-    host = host_of(model)
     if not names:
         raise ForewordError("rows needs the adapter name of at least one row")
     for name in names:
         if name is not None:
-            host.require(name)
+            host_with(model, name)
+    host = host_on(model)
+    if host is None:
+        yield
+        return
     for name in {*names, host.active} - {None}:
         fixed = [part for part in host.require(name).parts if not part.per_row]
         if fixed and set(names) != {host.active}:

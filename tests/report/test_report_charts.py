@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import Page
+from parsed_report import Page
 
 from foreword.errors import ForewordError
 from foreword.report import Report

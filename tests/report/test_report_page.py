@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import Page
+from parsed_report import Page
 
 from foreword.report import Report
 from foreword.report.page import SCRIPT, STYLE

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from .errors import ForewordError
 from .files import atomic_path, read_json, write_json
-from .model.attach import detach, place
+from .model.attach import detach, place, set_active
 from .model.host import host_of
 from .model.layout import Layout
 from .sources.text import Blank
@@ -77,16 +77,18 @@ def load(model: PreTrainedModel, path: str | Path, name: str = "default") -> Ada
     host = host_of(model)
     try:
         check_base(config["base"], describe_base(model, host.layout), folder)
+        active = host.active
         adapter = place(host, config["methods"], name, Blank(model, host.layout))
-    except ForewordError:
+    except Exception:
         host.leave_if_empty()
         raise
     try:
         if config["folded"]:
             adapter.fold()
         _fill(adapter, tensors, folder)
-    except ForewordError:
+    except Exception:
         detach(model, name)
+        set_active(model, active)
         raise
     return adapter
 

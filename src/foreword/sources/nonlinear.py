@@ -55,7 +55,7 @@ class Hypermodel(nn.Module):
         width = sites[0].hidden_size
         self.codes = nn.Parameter(start.normal(len(every), self.CODE))
         self.down = start.linear(self.CODE, hidden)
-        self.up = nn.Linear(hidden, length * width, dtype=start.dtype)
+        self.up = start.linear(hidden, length * width)
         bound = 1e-3 * math.sqrt(3 / (hidden * width))
         nn.init.uniform_(self.up.weight, -bound, bound, generator=start.generator)
         nn.init.zeros_(self.up.bias)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 from transformers import PreTrainedModel
 
 from ..attention.readers import KeyValue, Recorder
@@ -50,20 +51,26 @@ class Start:
 
     def linear(self, inputs: int, outputs: int) -> nn.Linear:
         """nn.Linear with PyTorch's default U(±1/√inputs), drawn from the adapter's own generator."""
-        linear = nn.Linear(inputs, outputs, dtype=self.dtype)
+        linear = skip_init(nn.Linear, inputs, outputs, dtype=self.dtype)  # which would draw from the global generator
         for parameter in linear.parameters():
             nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=self.generator)
         return linear
 
     def ids(self, length: int) -> Tensor:
         """The first `length` token ids to start from, (1, length)."""
+        vocabulary = self.model.config.get_text_config().vocab_size
         if self._init_ids is None:
-            vocabulary = self.model.config.get_text_config().vocab_size
             low = min(FIRST_ORDINARY_TOKEN, vocabulary - 1)
             return torch.randint(low, vocabulary, (1, length), generator=self.generator)
-        ids = torch.as_tensor(self._init_ids).reshape(1, -1)
+        try:
+            ids = torch.as_tensor(self._init_ids).reshape(1, -1)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ForewordError("init_ids must be token ids, a list of integers or a tensor of them") from error
         if ids.shape[1] < length:
             raise ForewordError(f"init_ids has {ids.shape[1]} tokens, fewer than the {length} that the method needs")
+        wrong = [number for number in ids[0].tolist() if not (isinstance(number, int) and 0 <= number < vocabulary)]
+        if wrong:
+            raise ForewordError(f"init_ids holds {wrong[0]}; token ids of this model are 0 … {vocabulary - 1}")
         return ids[:, :length]
 
     def key_values(self, sites: list[Site], length: int, init: str) -> dict[Site, KeyValue]:

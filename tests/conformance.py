@@ -1,12 +1,14 @@
 """What a user may do with an adapter on a model, each with the right answer.
 
 Every check compares with something that can't share a mistake with the library: an explicit loop without a cache, the row run
-alone, the base model on [tokens; text], autograd without checkpointing. `CHECKS` is the columns of the conformance matrix;
-`tests/test_conformance.py` asserts every cell and `python -m tests.conformance` prints the table.
+alone, the base model on [tokens; text], autograd without checkpointing. `CHECKS` is what a cell of the conformance matrix
+has to pass; `test_conformance.py` asserts every cell and `conformance_matrix.py` prints the table.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,7 +103,8 @@ def small(name: str) -> fw.Method:
     """A method of the registry at a size that suits the zoo."""
     method = fw.methods()[name]
     fields = method.__dataclass_fields__
-    return method(**({"length": LENGTH} if "length" in fields else {}))
+    sizes = {"length": LENGTH, "bottleneck": LENGTH, "r": LENGTH}
+    return method(**{name: size for name, size in sizes.items() if name in fields})
 
 
 def text(batch: int = 3, length: int = TEXT, seed: int = 2) -> Tensor:
@@ -242,7 +245,7 @@ def checkpointing(case: Case) -> None:
     if not case.model.supports_gradient_checkpointing:
         raise NotApplicable("the model does not support it")
     plain = gradients(case)
-    case.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    case.model.activation_checkpointing_enable()
     case.model.train()
     checkpointed = gradients(case)
     for name, gradient in plain.items():
@@ -300,7 +303,7 @@ def folded(case: Case) -> None:
 def stands_for_text(case: Case) -> None:
     """Started from the tokens of a context, a prefix gives the base model's logits on [context; text]."""
     method = case.adapter.methods[0]
-    if not (isinstance(method.point().combine, fw.combines.Joint) and method.point().source.in_context):
+    if not (is_point(method) and isinstance(method.point().combine, fw.combines.Joint) and method.point().source.in_context):
         raise NotApplicable("its tokens don't stand in the context")
     if not case.is_decoder:
         raise NotApplicable("in an encoder the context would read the text")
@@ -333,6 +336,11 @@ CHECKS: dict[str, Callable[[Case], None]] = {
 }
 
 
+def is_point(method: fw.Method) -> bool:
+    """Whether a method is a source of keys and values with a way to combine them, and nothing else."""
+    return type(method).point is not fw.Method.point
+
+
 def needs_generation(case: Case) -> None:
     if not case.model.can_generate():
         raise NotApplicable("does not generate")
@@ -356,14 +364,11 @@ def gradients(case: Case) -> dict[str, Tensor]:
     }
 
 
-def run_cell(architecture: str, method: str, check: str) -> str:
-    """ "right", "refused: …" or "–: why it has no meaning". Raises where the answer is wrong."""
-    try:
-        case = make_case(architecture, small(method))
-    except fw.ForewordError as error:
-        return f"refused: {error}"
-    try:
-        CHECKS[check](case)
-    except NotApplicable as reason:
-        return f"–: {reason}"
-    return "right"
+@functools.lru_cache(maxsize=1)
+def _prototype(architecture: str, method: str) -> Case:
+    return make_case(architecture, small(method))
+
+
+def fresh_case(architecture: str, method: str) -> Case:
+    """A copy of the cell's case, for one check to do with as it likes. Raises `ForewordError` where the cell is refused."""
+    return copy.deepcopy(_prototype(architecture, method))

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import transformers as hf
-import zoo
-from conformance import close, shake, small, text
-from surroundings import State, assert_unchanged, is_one_line
 from torch import nn
 
 import foreword as fw
+import zoo
+from conformance import close, shake, small, text
+from surroundings import State, assert_unchanged, is_one_line
 
 METHODS = list(fw.methods())
 

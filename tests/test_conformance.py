@@ -1,0 +1,77 @@
+"""Every method on every architecture is right in everything that a user may do, or refused with a clear error."""
+
+import pytest
+
+import conformance
+import foreword as fw
+import zoo
+from conformance import CHECKS, NotApplicable, fresh_case, small
+from conformance_matrix import DOCUMENT, cells_of, read_table
+
+METHODS = list(fw.methods())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("architecture", zoo.ZOO)
+def test_cell(architecture, method, check):
+    try:
+        case = fresh_case(architecture, method)
+    except fw.ForewordError as refusal:
+        assert is_clear(refusal)
+        pytest.skip(f"refused: {refusal}")
+    try:
+        CHECKS[check](case)
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("architecture", zoo.UNREACHABLE)
+def test_unreachable_attention_is_refused(architecture, method):
+    """The error names the model and its layers, and nothing of the model has changed."""
+    model = zoo.make(architecture)
+    before = set(model.state_dict())
+    with pytest.raises(fw.ForewordError) as refusal:
+        fw.attach(model, small(method))
+    assert is_clear(refusal.value)
+    assert type(model).__name__ in str(refusal.value)
+    assert "Attention" in str(refusal.value)
+    assert set(model.state_dict()) == before
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def is_clear(error: Exception) -> bool:
+    return "\n" not in str(error) and len(str(error)) > 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_table_in_the_docs_is_current(method):
+    """Each architecture has a row, each method a column, and a cell says "refused" where `attach` refuses."""
+    table = read_table(DOCUMENT.read_text(encoding="utf-8"))
+    assert list(table) == [*zoo.ZOO, *zoo.UNREACHABLE]
+    for architecture, row in table.items():
+        assert list(row) == METHODS
+        try:
+            conformance.make_case(architecture, small(method))
+            refused = False
+        except fw.ForewordError:
+            refused = True
+        assert row[method].startswith("refused" if refused else "✓"), (architecture, method)
+
+
+def test_the_matrix_says_what_is_wrong(monkeypatch):
+    def wrong(case):
+        raise AssertionError
+
+    def meaningless(case):
+        raise NotApplicable("for a reason")
+
+    monkeypatch.setattr(conformance, "CHECKS", {"right": lambda case: None, "wrong": wrong, "meaningless": meaningless})
+    (cell,) = cells_of("llama", ["zero-init"])
+    assert (cell.right, cell.wrong, cell.refusal) == (1, ["wrong"], None)
+    assert cell.mark([]) == "✗ wrong"
+    (cell,) = cells_of("bloom", ["zero-init"])
+    notes: list[str] = []
+    assert cell.mark(notes) == "refused [^1]"
+    assert notes == [cell.refusal]

@@ -103,11 +103,12 @@ def run(command: str, words: list[str]) -> int:
 
 def quiet_libraries() -> None:
     """Keep the libraries' warnings and, where stderr is no terminal, their progress bars out of the way."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
-        for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
-            os.environ.setdefault(name, "1")
+        logging.disable_progress_bar()
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -127,7 +128,9 @@ def _method(parser: ArgumentParser, words: list[str], default: str) -> tuple[Any
     fields.add_class_arguments(method_class(value), sub_configs=False)
     own, rest = _split(words, "--method.")
     listing = fields.format_help().split(":\n", 2)[-1].replace("  --", "  --method.")
-    parser.epilog = f"--method NAME or --method JSON chooses the method (default: {default}). The fields of {value}:\n{listing}"
+    parser.epilog = (
+        f"--method NAME or --method JSON chooses the method (default: {default}). The fields of {value}:\n{listing}"
+    )
     try:
         chosen = fields.parse_args(_with_flag_values(fields, own)).as_dict()
     except ArgumentError as error:
@@ -192,7 +195,10 @@ def _split(words: list[str], prefix: str) -> tuple[list[str], list[str]]:
 def _with_flag_values(parser: ArgumentParser, words: list[str]) -> list[str]:
     """Give a boolean option without a value the value true."""
     flags = {
-        option for action in parser._actions if getattr(action, "_typehint", None) is bool for option in action.option_strings
+        option
+        for action in parser._actions
+        if getattr(action, "_typehint", None) is bool
+        for option in action.option_strings
     }
     spelled = []
     for word, following in itertools.zip_longest(words, words[1:], fillvalue="--"):

@@ -44,7 +44,9 @@ class DemoResult:
         }
 
 
-def demo(method: Method, settings: Training, *, model: str = "smollm2", examples: int = 400, tests: int = 50) -> DemoResult:
+def demo(
+    method: Method, settings: Training, *, model: str = "smollm2", examples: int = 400, tests: int = 50
+) -> DemoResult:
     """Train `method` on `examples` listings, score it on `tests` held-out ones, and leave an adapter and a report.
 
     Writes to `settings.output_dir`: the adapter, `training.json`, `demo.json` and `report.html`.
@@ -109,7 +111,10 @@ def write_report(result: DemoResult, path: Path, model: str) -> Path:
     )
     report.lines("Loss", loss_curves(training.history), x="step", y="nats a token")
     report.samples(f"{SAMPLES} held-out restaurants", list(result.samples[0]), result.samples)
-    rows = [{"measure": name, "frozen model": result.before[name], "with the adapter": result.after[name]} for name in result.after]
+    rows = [
+        {"measure": name, "frozen model": result.before[name], "with the adapter": result.after[name]}
+        for name in result.after
+    ]
     report.table("Held-out scores", rows, formats={name: "{:.1%}" for name in ("frozen model", "with the adapter")})
     report.table("Time", [{"part": name, "seconds": value} for name, value in result.seconds.items()])
     return report.write(path)
@@ -118,5 +123,7 @@ def write_report(result: DemoResult, path: Path, model: str) -> Path:
 def loss_curves(history: list[dict[str, float]]) -> dict[str, list[tuple[float, float]]]:
     """Training and held-out loss by step, out of the trainer's log lines."""
     named = {"training": "loss", "held out": "eval_loss"}
-    curves = {name: [(line["step"], float(line[key])) for line in history if key in line] for name, key in named.items()}
+    curves = {
+        name: [(line["step"], float(line[key])) for line in history if key in line] for name, key in named.items()
+    }
     return {name: points for name, points in curves.items() if points}

@@ -74,7 +74,9 @@ def answer(
     answers = [""] * len(texts)
     torch.manual_seed(sampling.seed)
     for batch in track(batches, description, console=_stderr(), transient=True):
-        inputs = encode(tokenizer, [texts[index] for index in batch], [prompts[index] for index in batch]).to(model.device)
+        inputs = encode(tokenizer, [texts[index] for index in batch], [prompts[index] for index in batch]).to(
+            model.device
+        )
         with torch.no_grad():
             out = model.generate(**inputs, **sampling.arguments(), pad_token_id=tokenizer.pad_token_id)
         new = out if model.config.is_encoder_decoder else out[:, inputs["input_ids"].shape[1] :]

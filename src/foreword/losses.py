@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 IGNORED = -100  # label of a token that is not learned
 
 
-def completion_loss(model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None = None) -> tuple[Tensor, Any]:
+def completion_loss(
+    model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None = None
+) -> tuple[Tensor, Any]:
     """Cross-entropy of the learned tokens, with logits computed only in columns that some row learns.
 
         L = −(1/N) Σ_{b,t: y_{b,t+1} learned} log softmax(logits_{b,t})[y_{b,t+1}]

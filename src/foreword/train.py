@@ -7,13 +7,23 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
 from trl import SFTConfig, SFTTrainer
 
 from .checkpoint import restore
@@ -105,8 +115,8 @@ class Training:
             "train_sampling_strategy": "group_by_length" if group else "random",
             "bf16": False,  # the base's own dtype is the compute dtype; adapters stay in fp32
             "prediction_loss_only": True,
-            "disable_tqdm": not sys.stderr.isatty(),
-            "remove_unused_columns": True,
+            "dataloader_pin_memory": torch.cuda.is_available(),
+            "logging_nan_inf_filter": False,
             **self.trainer,
         }
         try:
@@ -165,18 +175,21 @@ def train(
     checkpoint = _checkpoint_to_resume(settings)
     adapter = attach(model, method, name, init_ids=_init_ids(data, tokenizer), seed=settings.seed)
     rate = settings.learning_rate if settings.learning_rate is not None else adapter.methods[0].learning_rate
-    callbacks: list[TrainerCallback] = [_StopOnNaN()]
+    callbacks: list[TrainerCallback] = [_StopOnNaN(), _Progress()]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience))
-    trainer = AdapterTrainer(
-        adapter=adapter,
-        model=model,
-        args=settings.sft_config(rate, has_eval=eval_data is not None),
-        train_dataset=data,
-        eval_dataset=eval_data,
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
+    arguments = settings.sft_config(rate, has_eval=eval_data is not None)
+    with _quiet_datasets():
+        trainer = AdapterTrainer(
+            adapter=adapter,
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=eval_data,
+            processing_class=tokenizer,
+            callbacks=callbacks,
+        )
+    trainer.remove_callback(PrinterCallback if arguments.disable_tqdm else ProgressCallback)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = time.perf_counter() - started
@@ -186,6 +199,7 @@ def train(
         adapter.save(settings.output_dir)
         summary = {
             "methods": [one.to_dict() for one in adapter.methods],
+            "messages": isinstance(data[0].get("prompt"), list),
             "trainable": adapter.num_trainable,
             "stored": adapter.num_stored,
             "settings": asdict(settings) | {"learning_rate": rate},
@@ -217,6 +231,42 @@ class AdapterTrainer(SFTTrainer):
 
     def _load_best_model(self) -> None:
         restore(self.adapter, self.state.best_model_checkpoint)
+
+
+class _Progress(TrainerCallback):
+    """A bar with the loss and the time left, on a terminal only."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+        console = Console(stderr=True)
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.progress.start()
+        self.task = self.progress.add_task("", total=state.max_steps, completed=state.global_step, loss="")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.progress.update(self.task, completed=state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in (logs or {}):
+            self.progress.update(self.task, loss=f"loss {logs['loss']:.3f}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.progress.stop()
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    """Without the datasets library's progress bars, where stderr is no terminal."""
+    import datasets
+
+    shown = datasets.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 class _StopOnNaN(TrainerCallback):

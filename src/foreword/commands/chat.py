@@ -44,7 +44,9 @@ def run(
     torch.manual_seed(settings.seed)
     interactive = sys.stdin.isatty()
     if interactive:
-        console.print(f"{network.name_or_path} with {adapter or 'no adapter'}. /reset, /base, /adapter, /exit.", style="dim")
+        console.print(
+            f"{network.name_or_path} with {adapter or 'no adapter'}. /reset, /base, /adapter, /exit.", style="dim"
+        )
     while True:
         try:
             text = input("> " if interactive else "").strip()

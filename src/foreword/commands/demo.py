@@ -40,7 +40,11 @@ def run(output_dir: str = "out/demo", method: str = "prefix-tuning", seed: int =
     console.print()
     show_table(
         [
-            {"held-out score": name, "frozen model": f"{result.before[name]:.1%}", "with the adapter": f"{result.after[name]:.1%}"}
+            {
+                "held-out score": name,
+                "frozen model": f"{result.before[name]:.1%}",
+                "with the adapter": f"{result.after[name]:.1%}",
+            }
             for name in result.after
         ]
     )
@@ -50,7 +54,9 @@ def run(output_dir: str = "out/demo", method: str = "prefix-tuning", seed: int =
         f"Asking {seconds['generate before']:.0f} s before, {seconds['generate after']:.0f} s after.",
         highlight=False,
     )
-    console.print(f"Report: {output_dir}/report.html\nTalk to it: foreword chat --adapter {output_dir}", highlight=False)
+    console.print(
+        f"Report: {output_dir}/report.html\nTalk to it: foreword chat --adapter {output_dir}", highlight=False
+    )
 
 
 EPOCHS = 3.0

@@ -51,7 +51,9 @@ def run(
     if input is None:
         print(answers[0])
         return
-    lines = [json.dumps(fields | {"answer": one}, ensure_ascii=False) for (fields, _), one in zip(rows, answers, strict=True)]
+    lines = [
+        json.dumps(fields | {"answer": one}, ensure_ascii=False) for (fields, _), one in zip(rows, answers, strict=True)
+    ]
     if output is None:
         print("\n".join(lines))
     else:

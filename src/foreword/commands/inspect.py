@@ -29,7 +29,9 @@ def run(adapter: str, json: bool = False) -> None:
         "positions": base["positions"],
         "numbers": sum(tensor.numel() for tensor in tensors.values()),
         "bytes": (folder / config["weights"]).stat().st_size,
-        "tensors": {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in tensors.items()},
+        "tensors": {
+            name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in tensors.items()
+        },
     }
     if json:
         show_json(summary)
@@ -38,4 +40,6 @@ def run(adapter: str, json: bool = False) -> None:
     for method in summary["methods"]:
         rows += [(name, value) for name, value in method.items()]
     show_table([{"": name, "value": "–" if value is None else str(value)} for name, value in rows])
-    show_table([{"tensor": name, "dtype": kind, "shape": str(shape)} for name, (kind, *shape) in summary["tensors"].items()])
+    show_table(
+        [{"tensor": name, "dtype": kind, "shape": str(shape)} for name, (kind, *shape) in summary["tensors"].items()]
+    )

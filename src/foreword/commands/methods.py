@@ -20,7 +20,10 @@ def run(model: str | None = None, budget: int | None = None, json: bool = False)
     from .output import show_json, show_table
 
     if model is None:
-        rows = [{"method": name, "what it is": _first_line(kind), "paper": kind.citation} for name, kind in methods().items()]
+        rows = [
+            {"method": name, "what it is": _first_line(kind), "paper": kind.citation}
+            for name, kind in methods().items()
+        ]
     else:
         from ..base import base
         from ..count import table

@@ -1,0 +1,211 @@
+"""Training: only the adapter learns, and a killed run ends as an uninterrupted one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import tiny
+import torch
+from datasets import Dataset
+
+import foreword as fw
+from foreword.train import Training, last_checkpoint, train
+
+METHOD = fw.PrefixTuning(length=4, dropout=0.1)  # dropout, so that random numbers matter
+
+
+def settings(folder, **changes) -> Training:
+    defaults = {
+        "max_steps": 12,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 0.02,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "logging_steps": 1,
+    }
+    return Training(output_dir=str(folder), **(defaults | changes))
+
+
+def data(count: int = 24) -> Dataset:
+    return Dataset.from_list(tiny.rows(count))
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    model = tiny.model()
+    return {name: tensor.clone() for name, tensor in fw.load(model, folder).state_dict().items()}
+
+
+def test_only_the_adapter_learns(tmp_path):
+    model, tokenizer = tiny.model(), tiny.tokenizer()
+    before = {name: parameter.clone() for name, parameter in model.state_dict().items()}
+    result = train(model, tokenizer, METHOD, data(), settings(tmp_path), eval_data=data(8))
+    losses = [line["loss"] for line in result.history if "loss" in line]
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    assert all(parameter.grad is None for name, parameter in model.named_parameters() if "foreword" not in name)
+    assert any("eval_loss" in line for line in result.history)
+    summary = json.loads((tmp_path / "training.json").read_text())
+    assert summary["trainable"] == result.adapter.num_trainable
+    saved = weights(tmp_path)
+    assert all(torch.equal(saved[name], tensor) for name, tensor in result.adapter.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["zero-init", "zero-init-nonlinear", "deep-prompt", "prompt-tuning", "random-init"])
+def test_each_method_lowers_the_loss(method, tmp_path):
+    result = train(tiny.model(), tiny.tokenizer(), method, data(), settings(tmp_path, max_steps=20, save_strategy="no"))
+    losses = [line["loss"] for line in result.history if "loss" in line]
+    assert sum(losses[-4:]) < sum(losses[:4])
+
+
+def test_checkpoints_hold_the_adapter_only(tmp_path):
+    train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path))
+    checkpoint = last_checkpoint(tmp_path)
+    names = {path.name for path in checkpoint.iterdir()}
+    assert "model.safetensors" not in names
+    assert "adapter.json" in names
+    assert checkpoint.name == "checkpoint-12"
+
+
+RUN = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    import tiny, torch
+    from test_train import METHOD, data, settings
+    from foreword.train import train
+    torch.set_num_threads(1)
+    train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings({folder!r}, resume_from_checkpoint=True))
+"""
+
+
+def run(folder) -> subprocess.Popen:
+    code = textwrap.dedent(RUN.format(tests=os.path.dirname(__file__), folder=str(folder)))
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path):
+    assert run(tmp_path / "whole").wait() == 0
+    process = run(tmp_path / "killed")
+    while last_checkpoint_step(tmp_path / "killed") < 6:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "adapter.json").exists()
+    assert run(tmp_path / "killed").wait() == 0
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def last_checkpoint_step(folder) -> int:
+    found = [int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoints/checkpoint-*/trainer_state.json")]
+    return max(found, default=0)
+
+
+def test_a_cut_off_checkpoint_is_passed_over(tmp_path):
+    train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path))
+    newest = last_checkpoint(tmp_path)
+    (newest / "trainer_state.json").write_text('{"epoch": 1.')
+    assert last_checkpoint(tmp_path).name == "checkpoint-9"
+    assert not newest.exists()
+
+
+def test_an_unfinished_run_is_not_overwritten(tmp_path):
+    train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path))
+    (tmp_path / "training.json").unlink()
+    with pytest.raises(fw.ForewordError, match="unfinished run"):
+        train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path))
+
+
+def test_early_stopping_keeps_the_best(tmp_path):
+    """Held-out completions that contradict the training data, so that their loss soon rises."""
+    stops = settings(
+        tmp_path, max_steps=90, learning_rate=0.2, early_stopping_patience=2, eval_strategy="steps", eval_steps=3
+    )
+    other = Dataset.from_list([row | {"completion": " ZZZZ"} for row in tiny.rows(8)])
+    result = train(tiny.model(), tiny.tokenizer(), METHOD, data(), stops, eval_data=other)
+    evals = [line["eval_loss"] for line in result.history if "eval_loss" in line]
+    assert len(evals) < 30
+    assert min(evals) < evals[-1]
+    again = evaluate(result, other)
+    assert abs(again - min(evals)) < 1e-3
+
+
+def evaluate(result, examples) -> float:
+    """The loss of the trained adapter on examples, row by row."""
+    tokenizer, total, count = tiny.tokenizer(), 0.0, 0
+    for row in examples:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        ids = torch.tensor([prompt + tokenizer(row["completion"])["input_ids"] + [tokenizer.eos_token_id]])
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        learned = ids.shape[1] - len(prompt)
+        with torch.no_grad():
+            total += result.adapter.model(input_ids=ids, labels=labels).loss.item() * learned
+        count += learned
+    return total / count
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
+    with pytest.raises(fw.ForewordError, match=r"step \d+; lower learning_rate"):
+        train(
+            tiny.model(),
+            tiny.tokenizer(),
+            METHOD,
+            data(),
+            settings(tmp_path, learning_rate=1e38, max_grad_norm=0.0, warmup_steps=0, lr_scheduler_type="constant"),
+        )
+
+
+def test_seeds_decide_the_result(tmp_path):
+    results = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path / name, seed=seed, save_strategy="no"))
+        results.append(weights(tmp_path / name))
+    key = next(iter(results[0]))
+    assert torch.equal(results[0][key], results[1][key])
+    assert not torch.equal(results[0][key], results[2][key])
+
+
+def test_gradient_checkpointing_gives_the_same_adapter(tmp_path):
+    results = []
+    for name, on in (("plain", False), ("checkpointed", True)):
+        chosen = settings(tmp_path / name, gradient_checkpointing=on, save_strategy="no")
+        train(tiny.model(), tiny.tokenizer(), fw.PrefixTuning(length=4), data(), chosen)
+        results.append(weights(tmp_path / name))
+    for key in results[0]:
+        torch.testing.assert_close(results[0][key], results[1][key], atol=1e-5, rtol=1e-4)
+
+
+def test_bf16_base_keeps_fp32_adapters(tmp_path):
+    model = tiny.model().bfloat16()
+    result = train(model, tiny.tokenizer(), METHOD, data(), settings(tmp_path, save_strategy="no"))
+    assert {parameter.dtype for parameter in result.adapter.trainable_parameters} == {torch.float32}
+    assert all(
+        parameter.dtype == torch.bfloat16 for name, parameter in model.named_parameters() if "foreword" not in name
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer": {"no_such_field": 1}}, "no_such_field"),
+        ({"lr_scheduler_type": "zigzag"}, "zigzag"),
+        ({"early_stopping_patience": 2}, "held-out data"),
+    ],
+)
+def test_wrong_settings_are_one_line(changes, message, tmp_path):
+    with pytest.raises(fw.ForewordError, match=message) as raised:
+        train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path, **changes))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_encoder_decoder_is_refused(tmp_path):
+    import zoo
+
+    with pytest.raises(fw.ForewordError, match="causal language model"):
+        train(zoo.make("t5"), tiny.tokenizer(), METHOD, data(), settings(tmp_path))

@@ -259,6 +259,13 @@ def mixed_rows(case: Case) -> None:
     other = fw.attach(case.model, case.adapter.methods, name="other")
     shake(other, seed=9)
     names = [case.adapter.name, None, "other"]
+    if not all(part.per_row for part in case.adapter.parts):
+        try:
+            with fw.rows(case.model, names):
+                raise AssertionError("rows must refuse a method that acts on every row")
+        except fw.ForewordError as refusal:
+            assert case.adapter.methods[0].name in str(refusal)
+            raise NotApplicable("acts on every row alike; `rows` refuses it") from refusal
     expected = []
     for row, name in enumerate(names):
         fw.set_active(case.model, name)

@@ -4,7 +4,18 @@ from . import combines, sources
 from .base import base
 from .checkpoint import load
 from .errors import ForewordError
-from .methods import DeepPrompt, ParallelAdapter, PrefixTuning, PromptTuning, RandomInit, ZeroInit, ZeroInitNonlinear
+from .methods import (
+    IA3,
+    DeepPrompt,
+    Lora,
+    ParallelAdapter,
+    PrefixTuning,
+    PromptTuning,
+    RandomInit,
+    Vera,
+    ZeroInit,
+    ZeroInitNonlinear,
+)
 from .model.adapter import Adapter
 from .model.attach import adapters, attach, detach, set_active
 from .model.rows import rows

@@ -7,14 +7,22 @@
 Each has one method, `read`, that gets the original attention function and the arguments of its call.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .fused import joint_attention, prefix_attention
+from .kernels import is_fused
+from .masks import implementation, token_mask
 from .merge import Scoring, attend, causal_mask
+
+logger = logging.getLogger("foreword")
 
 KeyValue = tuple[Tensor, Tensor]  # keys (…, G, l, D_k) and values (…, G, l, D_v)
 
@@ -58,11 +66,15 @@ class Plan:
 
     rows: dict[str, Tensor | None]
     shared: dict[str, list[Any]] = field(default_factory=dict)
-    memory: dict[nn.Module, Any] | None = None
+    memory: dict[Hashable, Any] | None = None
     prompt: Tensor | None = None
     call: dict[str, Any] | None = None
 
-    def remember(self, key: nn.Module, compute: Callable[[], Any]) -> Any:
+    def reads_only(self, name: str | None) -> bool:
+        """Whether every row reads the adapter `name`."""
+        return name in self.rows and self.rows[name] is None
+
+    def remember(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """`compute()`, or what it gave earlier in the same generation."""
         if self.memory is None:
             return compute()
@@ -73,15 +85,15 @@ class Plan:
     def read(self, original, module, query, key, value, mask, **kwargs):
         """Token attention by the model's own function, plus the term of every adapter that reads here."""
         slot = getattr(module, "foreword", None)
-        readers = [] if slot is None else slot.readers(self)
-        if not readers:
+        if slot is None or not slot.reads(self):
             return original(module, query, key, value, mask, **kwargs)
+        obstacle = _obstacle(slot, self, module, query, key, value, kwargs)
+        _note(module, obstacle)
+        if obstacle is None:
+            return self._read_fused(slot, original, module, query, key, value, mask, kwargs)
 
-        scoring = Scoring(
-            scaling=kwargs["scaling"] if kwargs.get("scaling") is not None else query.shape[-1] ** -0.5,
-            softcap=kwargs.get("softcap"),
-            dropout=kwargs.get("dropout", 0.0),
-        )
+        readers = slot.readers(self)
+        scoring = Scoring(_scaling(query, kwargs), kwargs.get("softcap"), kwargs.get("dropout", 0.0))
         weights = None
         if any(reader.prefix.joins_softmax for reader in readers):
             out, lse, weights = _token_segment(module, query, key, value, mask, scoring, kwargs)
@@ -92,20 +104,102 @@ class Plan:
             out, lse = reader.add(query, out, lse, scoring)
         return out.transpose(1, 2).contiguous(), weights
 
+    def _read_fused(self, slot, original, module, query, key, value, mask, kwargs):
+        """The same with a fused kernel for each softmax, and one call for the prefixes of all rows."""
+        segments, scaling = slot.segments(self, len(query)), _scaling(query, kwargs)
+        weights, prefix = None, segments.joint
+        if prefix is None:
+            out, weights = original(module, query, key, value, mask, **kwargs)  # (B, T, H, D)
+        else:
+            mask, causal = token_mask(module, query, key, mask, kwargs)
+            out = joint_attention(
+                query, key, value, prefix.key, prefix.value, scaling, mask=mask, causal=causal, visible=prefix.visible
+            )
+        for prefix in segments.apart:
+            out = out + prefix_attention(query, prefix.key, prefix.value, scaling, visible=prefix.visible)
+        if segments.complete:
+            return out, weights
+        out, lse = out.transpose(1, 2), None
+        for reader in slot.others(self):
+            out, lse = reader.add(query, out, lse, Scoring(scaling))
+        return out.transpose(1, 2).contiguous(), weights
+
+
+def _scaling(query: Tensor, kwargs: dict[str, Any]) -> float:
+    scaling = kwargs.get("scaling")
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
+
+
+def _obstacle(slot, plan, module, query, key, value, kwargs) -> str | None:
+    """Why the reference path has to read the prefixes of a call; None where fused kernels can."""
+    if kwargs.get("softcap") is not None:
+        return "the scores are soft-capped"
+    if kwargs.get("dropout", 0.0) > 0:
+        return "attention weights are dropped in training"
+    device, dtype, widths = query.device.type, query.dtype, (query.shape[-1], slot.site.value_dim)
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    elif not dtype == key.dtype == value.dtype == slot.site.dtype:
+        return f"queries are {dtype}, keys {key.dtype}, values {value.dtype} and prefixes {slot.site.dtype}"
+    if widths[0] != widths[1]:
+        return f"keys have width {widths[0]} and values {widths[1]}"
+    if not is_fused(device, dtype):
+        return f"no kernel for {dtype} on {device} passed its probe"
+    reason = None
+    if kwargs.get("s_aux") is not None:
+        reason = "the softmax has sinks"
+    elif kwargs.get("position_bias") is not None:
+        reason = "positions are a bias on the scores"
+    elif implementation(module) == "eager":
+        reason = "eager attention gives its weights"
+    elif query.shape[0] != key.shape[0]:
+        reason = f"{query.shape[0]} rows of queries read {key.shape[0]} rows of keys"
+    return reason if reason is not None and slot.joins_softmax(plan) else None
+
 
 def _token_segment(module, query, key, value, mask, scoring, kwargs) -> tuple[Tensor, Tensor, Tensor]:
     """The model's own attention over its tokens, with the lse that its own function keeps to itself."""
-    is_causal = kwargs.get("is_causal")
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    if mask is None and is_causal and query.shape[2] > 1:
+    mask, causal = token_mask(module, query, key, mask, kwargs)
+    if causal:
         mask = causal_mask(query.shape[2], key.shape[2], query.device)
     bias = kwargs.get("position_bias")  # T5: (1, H, T, S), added to the scores
     if bias is not None:
+        bias = bias[..., : key.shape[2]]
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, bias, torch.finfo(bias.dtype).min)
         else:
             mask = bias if mask is None else bias + mask
-    if mask is not None and mask.shape[-1] > key.shape[2]:
-        mask = mask[..., : key.shape[2]]
     return attend(query, key, value, scoring, mask, sinks=kwargs.get("s_aux"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which path a site takes
+
+_paths: ContextVar[dict[nn.Module, str] | None] = ContextVar("paths", default=None)
+
+
+@contextmanager
+def watch_paths() -> Iterator[dict[nn.Module, str]]:
+    """Within the block, attention module → the path that its last call took: "fused", or "reference: " and the reason.
+
+    Example:
+        with watch_paths() as paths:
+            model(**inputs)
+    """
+    paths: dict[nn.Module, str] = {}
+    token = _paths.set(paths)
+    try:
+        yield paths
+    finally:
+        _paths.reset(token)
+
+
+def _note(module: nn.Module, obstacle: str | None) -> None:
+    """Log why a call takes the reference path, and keep the path for `watch_paths`."""
+    if torch.compiler.is_compiling():
+        return
+    if obstacle is not None:
+        logger.debug("%s takes the reference path: %s", type(module).__name__, obstacle)
+    paths = _paths.get()
+    if paths is not None:
+        paths[module] = "fused" if obstacle is None else f"reference: {obstacle}"

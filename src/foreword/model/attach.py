@@ -59,7 +59,12 @@ def place(host: Host, methods: Sequence[Method], name: str, start: Start) -> Ada
         raise
     host.activate(None)
     adapter = Adapter(host, name, list(methods), parts)
-    adapter.install()
+    try:
+        adapter.install()
+    except ForewordError:
+        adapter.remove()
+        host.leave_if_empty()
+        raise
     host.adapters[name] = adapter
     host.activate(name)
     return adapter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -104,6 +105,11 @@ class Host(nn.Module):
             parameter.requires_grad_(True)
         del self.model.foreword
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Host:
+        """Follow the model to another device or dtype."""
+        self.layout.follow(fn)
+        return super()._apply(fn, recurse)
+
     # -----------------------------------------------------------------------------------------------------------------
     # Each forward
 
@@ -124,7 +130,7 @@ class Host(nn.Module):
         if any(part.reads_prompt for parts in parts_of.values() for part in parts):
             labelled = stack not in self.layout.encoders
             prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, labelled)
-        plan = Plan(rows, memory=self._memory(cache), prompt=prompt)
+        plan = Plan(rows, memory=self._memory(cache, length), prompt=prompt)
         for name, parts in parts_of.items():
             plan.shared[name] = [None if p.shared is None else plan.remember(p.shared, p.shared) for p in parts]
         arguments["foreword"] = plan
@@ -152,11 +158,14 @@ class Host(nn.Module):
             for name in present
         }
 
-    def _memory(self, cache: Any) -> dict[nn.Module, Any] | None:
-        """What earlier steps of this generation computed: kept beside their KV cache, and only without gradients."""
+    def _memory(self, cache: Any, length: int) -> dict[nn.Module, Any] | None:
+        """What earlier steps of this generation computed: kept beside their KV cache, and only without gradients.
+
+        A step of several tokens, or on an empty cache, begins a generation or a turn of it, and computes anew.
+        """
         if cache is None or torch.is_grad_enabled():
             return None
-        if not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0:
+        if length > 1 or (not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0):
             self._memories[cache] = {}
         return self._memories.setdefault(cache, {})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -133,7 +133,7 @@ class Site:
         hidden = hidden[None].to(self.dtype)
         if norm and self.norm is not None:
             hidden = self.norm(hidden)
-        projection = self._run({name: hidden for name, value in self.call.arguments.items() if _is_states(value)}, positions)
+        projection = self.run({name: hidden for name, value in self.call.arguments.items() if is_states(value)}, positions)
         return projection.key[0], projection.value[0]
 
     def raw_query(self, arguments: dict[str, Any]) -> Tensor:
@@ -141,12 +141,12 @@ class Site:
 
         The module is called a second time at position 0, where the rotation is the identity, with its attention skipped.
         """
-        states = {name: value for name, value in arguments.items() if _is_states(value)}
+        states = {name: value for name, value in arguments.items() if is_states(value)}
         length = states["hidden_states"].shape[1]
-        projection = self._run(states, torch.zeros(length, dtype=torch.long, device=states["hidden_states"].device))
+        projection = self.run(states, torch.zeros(length, dtype=torch.long, device=states["hidden_states"].device))
         return projection.query
 
-    def _run(self, states: dict[str, Tensor], positions: Tensor) -> Projection:
+    def run(self, states: dict[str, Tensor], positions: Tensor) -> Projection:
         """Call the module for hidden states (B, T, d) at positions (T,), with its attention skipped."""
         arguments: dict[str, Any] = dict.fromkeys(self.call.arguments) | states
         if self.rotary is not None:
@@ -196,11 +196,20 @@ class Layout:
     rotates: bool
     learned_positions: bool
     kinds: dict[str, list[Site]] = field(init=False)
+    traced: dict[Any, dict[str, str]] = field(default_factory=dict)  # see `foreword.model.projections`
 
     def __post_init__(self) -> None:
         self.kinds = {}
         for site in self.sites:
             self.kinds.setdefault(site.kind, []).append(site)
+
+    def follow(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Move what the survey kept as templates, as `nn.Module.to` moves parameters."""
+        for site in self.sites:
+            arguments = site.call.arguments
+            arguments.update({name: fn(value) for name, value in arguments.items() if is_states(value)})
+        for block in {*self.ffns, *self.norms, *self.linears, *(site.output for site in self.sites)}:
+            block.like = fn(block.like)
 
     def select(self, layers: Layers, attention: str) -> list[Site]:
         """The sites of the chosen layers and kinds of attention.
@@ -270,7 +279,7 @@ def _call_rotary(rotary: Call, hidden: Tensor, positions: Tensor) -> Any:
     return rotary.module(**arguments)
 
 
-def _is_states(value: Any) -> bool:
+def is_states(value: Any) -> bool:
     """Hidden states (B, T, d): the module's own, or the encoder's as a cross-attention receives them."""
     return isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point()
 

@@ -38,7 +38,7 @@ def rows(model: PreTrainedModel, names: Sequence[str | None]) -> Iterator[None]:
         fixed = [part for part in host.require(name).parts if not part.per_row]
         if fixed and set(names) != {host.active}:
             raise ForewordError(
-                f"rows can't mix adapter {name!r}: {fixed[0].method.name} changes weights that all rows of a batch share; "
+                f"rows can't mix adapter {name!r}: {fixed[0].method.name} acts on every row of a batch alike; "
                 "use set_active"
             )
     token = row_names.set({**row_names.get(), id(host): tuple(names)})

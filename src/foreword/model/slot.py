@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..attention.merge import Scoring
 from ..attention.readers import KeyValue, Plan
+from ..attention.stack import Piece, Segments, together
 from .layout import Site, by_name
 
 
@@ -36,6 +38,16 @@ class Prefix(nn.Module):
     def reads_input(self) -> bool:
         """Whether it needs the arguments of the attention module's call: a query before its rotation is made of them."""
         return getattr(self.combine, "raw_query", False)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether its term is a softmax over keys and values and no more, so that one call can read it with others."""
+        return hasattr(self.combine, "as_softmax") and not self.reads_input
+
+    def piece(self, site: Site, shared: Any, rows: Tensor | None) -> Piece:
+        """The keys and values (1, G | H, l, D) whose softmax is this prefix's term."""
+        key, value = self.combine.as_softmax(*self.key_value(site, shared))
+        return Piece(key.to(site.dtype)[None], value.to(site.dtype)[None], rows)
 
     def reader(self, site: Site, shared: Any, rows: Tensor | None, plan: Plan) -> Reader:
         """This prefix in one call of the attention at `site`."""
@@ -96,14 +108,50 @@ class Slot(nn.Module):
             self._handle = self.site.module.register_forward_pre_hook(_with_call, with_kwargs=True)
 
     def readers(self, plan: Plan) -> list[Reader]:
-        """The prefixes that `plan` reads here: those in the tokens' softmax first, then those added to its output."""
-        readers = [
-            prefix.reader(self.site, plan.shared[name][int(part)], rows, plan)
-            for name, rows in plan.rows.items()
-            if name in self.adapters
-            for part, prefix in self.adapters[name].items()
-        ]
+        """The prefixes that `plan` reads here, one by one: those in the tokens' softmax, then those added to its output."""
+        readers = [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self._read_by(plan)]
         return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
+
+    def segments(self, plan: Plan, batch: int) -> Segments:
+        """The same prefixes put together for B rows, but for `others`, and kept during a generation."""
+        return plan.remember((self, *plan.rows.items()), lambda: self._segments(plan, batch))
+
+    def others(self, plan: Plan) -> list[Reader]:
+        """The readers that `segments` leaves out."""
+        return [
+            prefix.reader(self.site, shared, rows, plan)
+            for prefix, shared, rows in self._read_by(plan)
+            if not _stacks(prefix)
+        ]
+
+    def reads(self, plan: Plan) -> bool:
+        return any(name in self.adapters for name in plan.rows)
+
+    def joins_softmax(self, plan: Plan) -> bool:
+        return any(prefix.joins_softmax for prefix, _, _ in self._read_by(plan))
+
+    def _read_by(self, plan: Plan) -> Iterator[tuple[Any, Any, Tensor | None]]:
+        """Each prefix that `plan` reads here, what its adapter computed once, and its rows."""
+        for name, rows in plan.rows.items():
+            if name in self.adapters:
+                for part, prefix in self.adapters[name].items():
+                    yield prefix, plan.shared[name][int(part)], rows
+
+    def _segments(self, plan: Plan, batch: int) -> Segments:
+        joint: list[list[Piece]] = []  # adapter → its prefixes in the tokens' softmax
+        apart: list[list[Piece]] = []  # adapter → its prefixes with a softmax of their own
+        complete = True
+        for name, rows in plan.rows.items():
+            if name in self.adapters:
+                joint.append([])
+                apart.append([])
+                for part, prefix in self.adapters[name].items():
+                    if _stacks(prefix):
+                        pieces = joint if prefix.joins_softmax else apart
+                        pieces[-1].append(prefix.piece(self.site, plan.shared[name][int(part)], rows))
+                    else:
+                        complete = False
+        return together(joint, apart, batch, complete)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -133,3 +181,7 @@ def evict(site: Site, adapter: str) -> None:
         if not slot.adapters:
             slot.close()
             del site.module.foreword
+
+
+def _stacks(prefix: Any) -> bool:
+    return getattr(prefix, "stacks", False)

@@ -34,11 +34,11 @@ class Start:
         self.model = model
         self.layout = layout
         self._init_ids = init_ids
-        self._seed = seed
+        self.seed = seed
 
     @cached_property
     def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self._seed)
+        return torch.Generator().manual_seed(self.seed)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -6,12 +6,15 @@ from .checkpoint import load
 from .errors import ForewordError
 from .methods import (
     IA3,
+    BitFit,
     DeepPrompt,
+    Full,
     Lora,
     ParallelAdapter,
     PrefixTuning,
     PromptTuning,
     RandomInit,
+    SequentialAdapter,
     Vera,
     ZeroInit,
     ZeroInitNonlinear,

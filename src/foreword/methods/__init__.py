@@ -1,8 +1,10 @@
 """One paper, one file. Importing this package fills the registry."""
 
+from .adapter import SequentialAdapter
 from .deep_prompt import DeepPrompt
 from .ia3 import IA3
 from .lora import Lora
+from .own_weights import BitFit, Full
 from .parallel_adapter import ParallelAdapter
 from .prefix_tuning import PrefixTuning
 from .prompt_tuning import PromptTuning
@@ -11,12 +13,15 @@ from .zero_init import RandomInit, ZeroInit, ZeroInitNonlinear
 
 __all__ = [
     "IA3",
+    "BitFit",
     "DeepPrompt",
+    "Full",
     "Lora",
     "ParallelAdapter",
     "PrefixTuning",
     "PromptTuning",
     "RandomInit",
+    "SequentialAdapter",
     "Vera",
     "ZeroInit",
     "ZeroInitNonlinear",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -100,6 +99,20 @@ class SequentialTerm(Term):
 
     def forward(self, x: Tensor, h: Tensor, reading: Reading) -> Tensor:
         return h + self.adapter(h)
+
+
+class PostNormTerm(SequentialTerm):
+    """LN(s + A(LN(s))): in front of a norm that the layer applies to its residual sum s, which is passed twice."""
+
+    def __init__(self, adapter: Bottleneck, norm: nn.Module) -> None:
+        super().__init__(adapter)
+        self._norm = (norm,)  # in a tuple: the norm is the model's
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x + self.adapter(self._norm[0].forward(x))  # `forward`: the norm's own hooks are about to run
+
+    def forward(self, x: Tensor, h: Tensor, reading: Reading) -> Tensor:
+        return h
 
 
 class HeadTerm(nn.Module):

@@ -32,8 +32,7 @@ class Host(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.layout: Layout = survey(model)
-        self._model = (model,)  # in a tuple, so that the model is not registered as a child of its own child
+        self.layout: Layout = survey(model)  # a dataclass, so that the model is not registered as a child of its own child
         self.adapters: dict[str, Any] = {}
         self.active: str | None = None
         self.shared = nn.ModuleDict()  # adapter → part → module evaluated once a forward
@@ -50,7 +49,7 @@ class Host(nn.Module):
 
     @property
     def model(self) -> PreTrainedModel:
-        return self._model[0]
+        return self.layout.model
 
     def require(self, name: str) -> Any:
         """The adapter of that name. Raises `ForewordError` with the names there are."""

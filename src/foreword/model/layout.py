@@ -171,6 +171,7 @@ class Layout:
     """What attaching needs to know of a model.
 
     Attributes:
+        model: the model.
         sites: every attention module that dispatches, in the order in which the model runs them.
         ffns: the feed-forward sublayer of every layer.
         norms: every norm that has parameters.
@@ -184,6 +185,7 @@ class Layout:
         learned_positions: positions are embedded with the tokens.
     """
 
+    model: PreTrainedModel
     sites: list[Site]
     ffns: list[Block]
     norms: list[Block]

@@ -46,6 +46,7 @@ def survey(model: PreTrainedModel) -> Layout:
     decoder_only = not model.config.is_encoder_decoder and all(getattr(s.module, "is_causal", True) for s in sites)
     rotates = any(site.rotary is not None for site in sites)
     return Layout(
+        model=model,
         sites=sites,
         ffns=[block for path in layers if (block := ffn_of(events, path, path in encoder)) is not None],
         norms=norms_of(events, stacks, encoder),

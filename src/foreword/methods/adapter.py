@@ -1,0 +1,96 @@
+"""The sequential adapter, at the places of Houlsby et al. and Pfeiffer et al."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ..errors import ForewordError
+from ..model.layout import Block, Layout
+from ..model.part import Part
+from ..sources.text import Start
+from ..space import Count, Layers, Method, register, require_choice, require_positive
+from .bottleneck import Bottleneck, Init, Norm, PostNormTerm, SequentialTerm, num_weights, require_scale
+
+
+@register
+@dataclass(frozen=True)
+class SequentialAdapter(Method):
+    """A bottleneck behind a frozen sublayer, which reads what the sublayer gives.
+
+        h ← h + ReLU(h W_d + b_d) W_u + b_u,  W_d (d, r), W_u (r, d)
+
+    Houlsby et al. put one behind the attention and one behind the FFN of each layer, before the residual sum; Pfeiffer et al. only the
+    one behind the FFN, which in a post-norm model reads the normalised residual sum s: s ← s + A(LN(s)), and LN once more.
+    Trainable and stored: 2·r·d + r + d an adapter.
+
+    Use it as the classical baseline. At equal size a parallel adapter is better.
+
+    Args:
+        bottleneck: r.
+        site: "pfeiffer", "houlsby", or "attention" or "ffn" for one of the two places of Houlsby et al.
+        scale: s on the adapter's output, a number or "learned".
+        norm: a trainable layer norm on h ("in"), on the result ("out"), or "none".
+        init: "bert" starts with N(0, 0.02²), near the unchanged model; "lora" with W_u = 0, from the unchanged model.
+        bias: with b_d and b_u.
+        dropout: on the bottleneck, in training.
+        layers: None for every layer, n for the top n, or a list of layer numbers.
+    """
+
+    name: ClassVar[str] = "adapter"
+    citation: ClassVar[str] = (
+        "Houlsby et al., Parameter-Efficient Transfer Learning for NLP, ICML 2019; "
+        "Pfeiffer et al., AdapterFusion: Non-Destructive Task Composition for Transfer Learning, EACL 2021"
+    )
+
+    bottleneck: int = 64
+    site: Literal["pfeiffer", "houlsby", "attention", "ffn"] = "pfeiffer"
+    scale: float | Literal["learned"] = 1.0
+    norm: Norm = "none"
+    init: Init = "bert"
+    bias: bool = True
+    dropout: float = 0.0
+    layers: Layers = None
+
+    def __post_init__(self) -> None:
+        require_positive(self, "bottleneck")
+        require_choice(self, site=("pfeiffer", "houlsby", "attention", "ffn"))
+        require_choice(self, norm=("none", "in", "out"), init=("lora", "bert"))
+        require_scale(self)
+
+    def build(self, layout: Layout, start: Start) -> Part:
+        return Part(self, None, {block: self._term(block, start) for block in self._blocks(layout)})
+
+    def _term(self, block: Block, start: Start) -> SequentialTerm:
+        adapter = Bottleneck(
+            block.output_size,
+            block.output_size,
+            self.bottleneck,
+            start,
+            scale=self.scale,
+            norm=self.norm,
+            init=self.init,
+            bias=self.bias,
+            dropout=self.dropout,
+        )
+        return PostNormTerm(adapter, block.module) if block.kind.endswith("norm") else SequentialTerm(adapter)
+
+    def count(self, layout: Layout) -> Count:
+        """2·r·d, plus r + d for biases, 2·d for a norm, 1 for a learned scale, for each adapter."""
+        total = sum(
+            num_weights(self.bottleneck, block.output_size, block.output_size, self.bias, self.norm)
+            + (self.scale == "learned")
+            for block in self._blocks(layout)
+        )
+        return Count(total, total)
+
+    def _blocks(self, layout: Layout) -> list[Block]:
+        blocks: list[Block] = []
+        if self.site in ("houlsby", "attention"):
+            blocks += [site.output for site in layout.select(self.layers, "all")]
+        if self.site != "attention":
+            ffns = layout.select_ffns(self.layers)
+            if not ffns:
+                raise ForewordError("adapter: no layer of this model has a feed-forward sublayer")
+            blocks += [ffn.post_norm or ffn if self.site == "pfeiffer" else ffn for ffn in ffns]
+        return blocks

@@ -71,7 +71,7 @@ def attend(
     scores = scoring.scores(query, key)  # (B, H, T, S)
     lowest = torch.finfo(scores.dtype).min
     if mask is not None:
-        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask.clamp(min=lowest)
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
         scores = scores.clamp(min=lowest)  # two large negative numbers may have summed to −inf
     lse = scores.logsumexp(-1)  # (B, H, T)
     if sinks is not None:

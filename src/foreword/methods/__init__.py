@@ -4,10 +4,14 @@ from .adapter import SequentialAdapter
 from .deep_prompt import DeepPrompt
 from .ia3 import IA3
 from .lora import Lora
+from .mam import Mam
+from .multihead_adapter import MultiheadAdapter
 from .own_weights import BitFit, Full
 from .parallel_adapter import ParallelAdapter
+from .prefix_memory import PrefixMemory
 from .prefix_tuning import PrefixTuning
 from .prompt_tuning import PromptTuning
+from .ungated_prefix import UngatedPrefix
 from .vera import Vera
 from .zero_init import RandomInit, ZeroInit, ZeroInitNonlinear
 
@@ -17,11 +21,15 @@ __all__ = [
     "DeepPrompt",
     "Full",
     "Lora",
+    "Mam",
+    "MultiheadAdapter",
     "ParallelAdapter",
+    "PrefixMemory",
     "PrefixTuning",
     "PromptTuning",
     "RandomInit",
     "SequentialAdapter",
+    "UngatedPrefix",
     "Vera",
     "ZeroInit",
     "ZeroInitNonlinear",

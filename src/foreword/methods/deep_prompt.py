@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..combines import Joint
+from ..model.layout import Layout
 from ..sources import Hidden
-from ..space import Layers, Method, Point, register, require_choice, require_positive
+from ..space import Count, Layers, Method, Point, register, require_choice, require_positive
 
 
 @register
@@ -43,3 +44,7 @@ class DeepPrompt(Method):
 
     def point(self) -> Point:
         return Point(Hidden(self.length, self.init), Joint(), self.layers, attention="self+encoder")
+
+    def count(self, layout: Layout) -> Count:
+        total = sum(self.length * site.hidden_size for site in layout.select(self.layers, "self+encoder"))
+        return Count(total, total)

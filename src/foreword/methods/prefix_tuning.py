@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from ..combines import Joint
 from ..errors import ForewordError
+from ..model.layout import Layout, Site
 from ..sources import Direct, Mlp
-from ..space import Layers, Method, Point, register, require_choice, require_positive
+from ..space import Count, Layers, Method, Point, register, require_choice, require_positive
 
 
 @register
@@ -67,3 +68,33 @@ class PrefixTuning(Method):
         else:
             source = Mlp(self.length, self.hidden, per_layer=self.reparam == "per-layer", init=self.init)
         return Point(source, Joint(), self.layers, self.attention, self.dropout)
+
+    def count(self, layout: Layout) -> Count:
+        sites = layout.select(self.layers, self.attention)
+        count = count_key_values(sites, self.length, self.reparam, self.hidden)
+        frozen = count_key_values(sites, self.frozen_tokens, None, self.hidden).trainable
+        return Count(count.trainable - frozen, count.stored)
+
+
+def count_key_values(
+    sites: list[Site], length: int, reparam: str | None, hidden: int, heads: str = "key-value"
+) -> Count:
+    """l·(D_k + D_v) a head, free or through an MLP.
+
+    Stored: Σ l·G·(D_k + D_v), 2·L·l·d_kv. Trained through an MLP, for each of its copies: l·d + (d·m + m) + (m + 1)·Σ G·(D_k + D_v).
+    """
+    widths = {
+        site: (site.num_heads if heads == "query" else site.num_key_value_heads) * (site.key_dim + site.value_dim)
+        for site in sites
+    }
+    stored = length * sum(widths.values())
+    if reparam is None:
+        return Count(stored, stored)
+    copies = [[s] for s in sites]
+    if reparam == "shared":
+        copies = [[s for s in sites if s.kind == kind] for kind in dict.fromkeys(s.kind for s in sites)]
+    trainable = 0
+    for members in copies:
+        d, out = members[0].hidden_size, sum(widths[site] for site in members)
+        trainable += length * d + (d * hidden + hidden) + (hidden + 1) * out
+    return Count(trainable, stored)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..combines import Joint
+from ..model.layout import Layout
 from ..sources import SoftPrompt
-from ..space import Method, Point, register, require_choice, require_positive
+from ..space import Count, Method, Point, register, require_choice, require_positive
 
 
 @register
@@ -41,3 +42,7 @@ class PromptTuning(Method):
 
     def point(self) -> Point:
         return Point(SoftPrompt(self.length, self.init), Joint(), attention="self")
+
+    def count(self, layout: Layout) -> Count:
+        total = self.length * layout.sites[0].hidden_size
+        return Count(total, total)

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from ..combines import Joint, ZeroGate
 from ..errors import ForewordError
+from ..model.layout import Layout
 from ..sources import NonLinear, Projected
-from ..space import Layers, Method, Point, register, require_choice, require_positive
+from ..space import Count, Layers, Method, Point, register, require_choice, require_positive
 
 _LLAMA_ADAPTER = (
     "Zhang et al., LLaMA-Adapter: Efficient Fine-tuning of Language Models with Zero-initialized Attention, ICLR 2024"
@@ -53,6 +54,11 @@ class ZeroInit(Method):
     def point(self) -> Point:
         return Point(Projected(self.length, self.std), ZeroGate(self.opening), self.layers, self.attention)
 
+    def count(self, layout: Layout) -> Count:
+        sites = layout.select(self.layers, self.attention)
+        total = sum(self.length * site.hidden_size + site.num_heads for site in sites)
+        return Count(total, total)
+
 
 @register
 @dataclass(frozen=True)
@@ -91,6 +97,17 @@ class ZeroInitNonlinear(Method):
     def point(self) -> Point:
         return Point(NonLinear(self.length, self.form, self.hidden), ZeroGate(), self.layers, self.attention)
 
+    def count(self, layout: Layout) -> Count:
+        sites = layout.select(self.layers, self.attention)
+        adapted, d, h, l = len(sites), sites[0].hidden_size, self.hidden, self.length
+        gates = sum(site.num_heads for site in sites)
+        if self.form == "hypermodel":
+            every = sum(len(layout.kinds[kind]) for kind in dict.fromkeys(site.kind for site in sites))  # N
+            network = every * 64 + 64 * h + h + h * l * d + l * d
+        else:
+            network = adapted * l * 256 + 256 * h + h + h * d + d
+        return Count(network + gates, adapted * l * d + gates)
+
 
 @register
 @dataclass(frozen=True)
@@ -124,3 +141,7 @@ class RandomInit(Method):
 
     def point(self) -> Point:
         return Point(Projected(self.length, self.std), Joint(), self.layers, self.attention)
+
+    def count(self, layout: Layout) -> Count:
+        total = sum(self.length * site.hidden_size for site in layout.select(self.layers, self.attention))
+        return Count(total, total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ class Mlp:
         per_layer: a map for each layer.
         init: "text" solves W_2 by least squares so that the map starts at the keys and values of real tokens (exactly,
             for l ≤ m); "normal" leaves PyTorch's initialisation, as the papers' code does.
+        heads: "key-value" for keys and values of each key/value head, "query" for those of each query head.
     """
 
     in_context: ClassVar[bool] = True
@@ -38,9 +39,12 @@ class Mlp:
     hidden: int = 512
     per_layer: bool = False
     init: Init = "text"
+    heads: Literal["key-value", "query"] = "key-value"
 
     def build(self, sites: list[Site], start: Start) -> tuple[nn.Module | None, dict[Site, nn.Module]]:
         states = start.key_values(sites, self.length, "text") if self.init == "text" else None
+        if states is not None and self.heads == "query":
+            states = {s: tuple(t.repeat_interleave(s.num_heads // len(t), dim=0) for t in states[s]) for s in sites}
         if self.per_layer:
             return None, {site: OwnMlp(self._map([site], start, states)) for site in sites}
         kinds: dict[str, list[Site]] = {}
@@ -50,7 +54,7 @@ class Mlp:
         return SharedMlp(maps), {site: Reparameterized() for site in sites}
 
     def _map(self, sites: list[Site], start: Start, states: dict[Site, KeyValue] | None) -> Reparameterization:
-        reparameterization = Reparameterization(self.length, self.hidden, sites, start)
+        reparameterization = Reparameterization(self.length, self.hidden, sites, start, self.heads)
         if states is not None:
             reparameterization.fit([states[site] for site in sites])
         return reparameterization
@@ -59,10 +63,14 @@ class Mlp:
 class Reparameterization(nn.Module):
     """E (l, d) → tanh(E W_1 + b_1) W_2 + b_2 → keys (G, l, D_k) and values (G, l, D_v) of each of `sites`."""
 
-    def __init__(self, length: int, hidden: int, sites: list[Site], start: Start) -> None:
+    def __init__(self, length: int, hidden: int, sites: list[Site], start: Start, heads: str) -> None:
         super().__init__()
         self.labels = [site.label for site in sites]
-        self.heads = [(s.num_key_value_heads, dim) for s in sites for dim in (s.key_dim, s.value_dim)]
+        self.heads = [
+            (s.num_heads if heads == "query" else s.num_key_value_heads, dim)
+            for s in sites
+            for dim in (s.key_dim, s.value_dim)
+        ]
         self.sizes = [heads * dim for heads, dim in self.heads]
         width = sites[0].hidden_size
         self.embedding = nn.Parameter(start.normal(length, width))

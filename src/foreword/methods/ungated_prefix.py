@@ -1,0 +1,31 @@
+"""Prefix tuning without the gate that the joint softmax is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ..combines import Ungated
+from ..space import Point, register
+from .parallel_adapter import UNIFIED_VIEW
+from .prefix_tuning import PrefixTuning
+
+
+@register
+@dataclass(frozen=True)
+class UngatedPrefix(PrefixTuning):
+    """A prefix with a softmax of its own, added to the tokens' attention as it is.
+
+        head_h = softmax(q_h Kᵀ/√D) V + softmax(q_h P_kᵀ/√D) P_v
+
+    The ablation "−gating" of He et al.: prefix tuning is (1 − λ)·tokens + λ·prefix, and this is the sum without λ. Parameters and
+    fields are those of `prefix-tuning`. Step 0 is far from the base, since the whole mass of a second softmax is added.
+
+    Use it as a control.
+    """
+
+    name: ClassVar[str] = "ungated-prefix"
+    citation: ClassVar[str] = UNIFIED_VIEW
+
+    def point(self) -> Point:
+        return replace(super().point(), combine=Ungated())

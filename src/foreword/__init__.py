@@ -9,6 +9,7 @@ from .methods import (
     BitFit,
     DeepPrompt,
     Full,
+    LlamaAdapterV2,
     Lora,
     Mam,
     MultiheadAdapter,

@@ -3,6 +3,7 @@
 from .adapter import SequentialAdapter
 from .deep_prompt import DeepPrompt
 from .ia3 import IA3
+from .llama_adapter_v2 import LlamaAdapterV2
 from .lora import Lora
 from .mam import Mam
 from .multihead_adapter import MultiheadAdapter
@@ -20,6 +21,7 @@ __all__ = [
     "BitFit",
     "DeepPrompt",
     "Full",
+    "LlamaAdapterV2",
     "Lora",
     "Mam",
     "MultiheadAdapter",

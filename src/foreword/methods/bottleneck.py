@@ -108,7 +108,7 @@ class PostNormTerm(SequentialTerm):
         super().__init__(adapter)
         self._norm = (norm,)  # in a tuple: the norm is the model's
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor, reading: Reading) -> Tensor:
         return x + self.adapter(self._norm[0].forward(x))  # `forward`: the norm's own hooks are about to run
 
     def forward(self, x: Tensor, h: Tensor, reading: Reading) -> Tensor:

@@ -50,19 +50,18 @@ def attach(
 
 def place(host: Host, methods: Sequence[Method], name: str, start: Start) -> Adapter:
     """Build `methods` from `start` and install them on the host's model under `name`, active."""
+    previous, adapter = host.active, None
+    host.activate(None)  # an adapter starts from the base model
     try:
         _require_free(host, name)
         parts = [part for method in methods for part in method.parts(host.layout, start)]
         require_compatible(parts)
-    except Exception:
-        host.leave_if_empty()
-        raise
-    host.activate(None)
-    adapter = Adapter(host, name, list(methods), parts)
-    try:
+        adapter = Adapter(host, name, list(methods), parts)
         adapter.install()
-    except ForewordError:
-        adapter.remove()
+    except Exception:
+        if adapter is not None:
+            adapter.remove()
+        host.activate(previous)
         host.leave_if_empty()
         raise
     host.adapters[name] = adapter

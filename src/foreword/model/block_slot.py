@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from ..attention.readers import Plan
@@ -45,7 +46,7 @@ class Term(nn.Module):
     order: ClassVar[int] = 1
     exclusive: ClassVar[bool] = False
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor, reading: Reading) -> Tensor:
         """What the block reads instead of x."""
         return x
 
@@ -86,7 +87,7 @@ class BlockSlot(nn.Module):
         frame.inputs[self] = x
         entered = x
         for rows, term in terms:
-            entered = _on_rows(frame, rows, term.enter, entered)
+            entered = _on_rows(frame, rows, partial(term.enter, reading=Reading(frame.plan, rows)), entered)
         if entered is x:
             return None
         return ((entered, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: entered})
@@ -99,8 +100,7 @@ class BlockSlot(nn.Module):
         x = frame.inputs.pop(self)
         h = tensors_in(output)[0]
         for rows, term in self._terms(frame.plan):
-            reading = Reading(frame.plan, rows)
-            h = _on_rows(frame, rows, lambda x, h, term=term, reading=reading: term(x, h, reading), x, h)
+            h = _on_rows(frame, rows, partial(term, reading=Reading(frame.plan, rows)), x, h)
         return h if isinstance(output, Tensor) else (h, *output[1:])
 
     def _terms(self, plan: Plan) -> list[tuple[Tensor | None, Term]]:
@@ -144,3 +144,13 @@ def evict_term(block: Block, adapter: str) -> None:
         if not slot.adapters:
             slot.close()
             delattr(block.module, NAME)
+
+
+def bare_copy(module: nn.Module) -> nn.Module:
+    """A copy of a norm with its parameters, without hooks and slots."""
+    clone = copy.deepcopy(module)
+    clone._forward_pre_hooks.clear()
+    clone._forward_hooks.clear()
+    if hasattr(clone, NAME):
+        delattr(clone, NAME)
+    return clone

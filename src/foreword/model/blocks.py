@@ -214,6 +214,7 @@ def _is_norm(event: Event) -> bool:
         and isinstance(event.output, Tensor)
         and event.input is not None
         and event.output.shape == event.input.shape
+        and sum(isinstance(value, Tensor) for value in event.call.arguments.values()) == 1
     )
 
 

@@ -8,7 +8,8 @@ wrapped too: a layer that is recomputed in the backward pass finds its plan agai
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -66,14 +67,25 @@ def _leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) 
     _running.frames.pop()
 
 
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Within the block the adapter `name` computes something of its own, as a batch of one row that reads it."""
+    _running.frames.append(Frame(Plan({name: None}), 1))
+    try:
+        yield
+    finally:
+        _running.frames.pop()
+
+
 def _frame(args: tuple, kwargs: dict[str, Any]) -> Frame | None:
     plan = kwargs.get("foreword")
-    if not isinstance(plan, Plan):
-        return None
-    first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-    return Frame(plan, first.shape[0])
+    if not isinstance(plan, Plan):  # a recorder, within what an adapter computes alone, or none
+        return None if plan is None else current()
+    states = next(value for value in (*args, *map(kwargs.get, INPUTS)) if isinstance(value, Tensor))
+    return Frame(plan, states.shape[0])
 
 
+INPUTS = ("hidden_states", "input_ids", "inputs_embeds", "input_features")  # keywords of layers and stacks
 CHECKPOINT = "_gradient_checkpointing_func"  # of transformers' layers: called with a partial of `forward` and its arguments
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..attention.readers import Plan
 from ..errors import ForewordError
-from .frames import watch
+from .frames import alone, watch
 from .layout import Layout, by_name
 from .peft_layers import peft_parameters
 from .prompt import prompt_of, watch_labels
@@ -96,7 +96,7 @@ class Host(nn.Module):
 
     def leave_if_empty(self) -> None:
         """With no adapter left, restore the model: no hooks, no child module, parameters trainable as they were."""
-        if self.adapters:
+        if self.adapters or host_on(self.model) is None:
             return
         for handle in self._handles:
             handle.remove()
@@ -131,7 +131,8 @@ class Host(nn.Module):
             prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, labelled)
         plan = Plan(rows, memory=self._memory(cache, length), prompt=prompt)
         for name, parts in parts_of.items():
-            plan.shared[name] = [None if p.shared is None else plan.remember(p.shared, p.shared) for p in parts]
+            with alone(name):
+                plan.shared[name] = [None if p.shared is None else plan.remember(p.shared, p.shared) for p in parts]
         arguments["foreword"] = plan
         if self.layout.decoder_only:
             position_ids = self._positions(arguments, cache, rows, batch, length)

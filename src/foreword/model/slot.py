@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from ..attention.merge import Scoring
 from ..attention.readers import KeyValue, Plan
 from ..attention.stack import Piece, Segments, together
+from .frames import alone
 from .layout import Site, by_name
 
 
@@ -22,6 +23,7 @@ class Prefix(nn.Module):
         source: module that gives the keys (G, l, D_k) and values (G, l, D_v).
         combine: module with the equation that joins them to the tokens' attention.
         dropout: probability of dropping an entry of the keys and values in training.
+        adapter: name of its adapter, once it is placed.
     """
 
     def __init__(self, source: nn.Module, combine: nn.Module, dropout: float = 0.0) -> None:
@@ -29,6 +31,7 @@ class Prefix(nn.Module):
         self.source = source
         self.combine = combine
         self.dropout = dropout
+        self.adapter = ""  # name of the adapter that it belongs to
 
     @property
     def joins_softmax(self) -> bool:
@@ -62,7 +65,8 @@ class Prefix(nn.Module):
 
     def key_value(self, site: Site, shared: Any) -> KeyValue:
         """Keys (G, l, D_k) and values (G, l, D_v); `shared` is what the adapter computed once for all sites."""
-        key, value = self.source(site, shared)
+        with alone(self.adapter):  # its changes of the projections hold for its own prompts too
+            key, value = self.source(site, shared)
         return (
             nn.functional.dropout(key, self.dropout, self.training),
             nn.functional.dropout(value, self.dropout, self.training),
@@ -104,6 +108,7 @@ class Slot(nn.Module):
         if adapter not in self.adapters:
             self.adapters[adapter] = nn.ModuleDict()
         self.adapters[adapter][str(part)] = prefix
+        prefix.adapter = adapter
         if prefix.reads_input and self._handle is None:
             self._handle = self.site.module.register_forward_pre_hook(_with_call, with_kwargs=True)
 

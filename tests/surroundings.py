@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -47,6 +49,14 @@ def assert_unchanged(model: PreTrainedModel, before: State) -> None:
     assert after.trainable == before.trainable
     assert after.hooks == before.hooks
     assert after.training == before.training
+
+
+def attach_or_skip(model: PreTrainedModel, method: fw.Method, **kwargs: Any) -> fw.Adapter:
+    """The attached adapter; a refusal skips the test with its reason, and is itself the conformance tests' subject."""
+    try:
+        return fw.attach(model, method, **kwargs)
+    except fw.ForewordError as refusal:
+        pytest.skip(str(refusal))
 
 
 def _hooks(module: nn.Module) -> int:

@@ -1,0 +1,420 @@
+"""Adapters in files: round trips, every kind of damage, and saving that nothing interrupts."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import foreword as fw
+import saver
+import zoo
+from conformance import shake, small, text
+from foreword import checkpoint, files
+from surroundings import State, assert_unchanged, attach_or_skip, is_one_line
+
+METHOD = fw.PrefixTuning(length=4, layers=2)
+
+
+@pytest.fixture
+def model():
+    return zoo.make("llama")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An adapter for the llama of the zoo."""
+    adapter = fw.attach(zoo.make("llama"), METHOD)
+    shake(adapter)
+    return adapter.save(tmp_path / "adapter")
+
+
+def weights_of(folder):
+    (path,) = folder.glob("*.safetensors")
+    return path
+
+
+def edit_config(folder, **values):
+    path = folder / "adapter.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **values}))
+
+
+def edit_weights(folder, change):
+    tensors = load_file(weights_of(folder))
+    change(tensors)
+    save_file(tensors, weights_of(folder))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Round trips
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_numbers_come_back_bit_for_bit(tmp_path, dtype):
+    adapter = fw.attach(zoo.make("llama", dtype), METHOD)
+    shake(adapter)
+    adapter.save(tmp_path)
+    loaded = fw.load(zoo.make("llama", dtype), tmp_path, name="other")
+    assert loaded.name == "other"
+    assert loaded.methods == adapter.methods
+    assert loaded.state_dict().keys() == adapter.state_dict().keys()
+    for name, tensor in adapter.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+        assert loaded.state_dict()[name].dtype == tensor.dtype
+
+
+def test_training_goes_on_after_loading(tmp_path):
+    """The reparameterisation is in the file, so a loaded adapter trains as the saved one would have."""
+    model = zoo.make("llama")
+    adapter = fw.attach(model, fw.PrefixTuning(length=4, reparam="shared", hidden=8, frozen_tokens=0))
+    shake(adapter)
+    adapter.save(tmp_path)
+    loaded = fw.load(zoo.make("llama"), tmp_path)
+    assert loaded.num_trainable == adapter.num_trainable
+    for one in (adapter, loaded):
+        one.model(text()).logits.pow(2).mean().backward()
+    for name, parameter in adapter.named_parameters().items():
+        assert torch.equal(loaded.named_parameters()[name].grad, parameter.grad)
+
+
+def test_a_folded_adapter(tmp_path):
+    model = zoo.make("llama")
+    adapter = fw.attach(model, fw.PrefixTuning(length=4, reparam="per-layer", hidden=8)).fold()
+    expected = model(text()).logits
+    adapter.save(tmp_path)
+    loaded = fw.load(zoo.make("llama"), tmp_path)
+    assert loaded.folded
+    assert loaded.num_trainable == loaded.num_stored == adapter.num_stored
+    assert torch.equal(loaded.model(text()).logits, expected)
+
+
+def test_frozen_tokens_are_in_the_file(tmp_path, model):
+    adapter = fw.attach(model, fw.PrefixTuning(length=4, frozen_tokens=1), init_ids=[9, 8, 7, 6])
+    adapter.save(tmp_path)
+    loaded = fw.load(zoo.make("llama"), tmp_path)
+    assert torch.equal(loaded.model(text()).logits, model(text()).logits)
+    assert loaded.num_trainable * 4 == adapter.num_stored * 3
+
+
+def test_several_methods(tmp_path, model):
+    shake(fw.attach(model, [METHOD, fw.ZeroInit(length=2)]))
+    expected = model(text()).logits
+    model.foreword.adapters["default"].save(tmp_path)
+    loaded = fw.load(zoo.make("llama"), tmp_path)
+    assert loaded.methods == [METHOD, fw.ZeroInit(length=2)]
+    assert torch.equal(loaded.model(text()).logits, expected)
+
+
+def test_saving_over_another_adapter(folder, model):
+    other = fw.attach(model, fw.ZeroInit(length=3))
+    assert other.save(folder) == folder
+    assert len(list(folder.glob("*.safetensors"))) == 1
+    assert fw.load(zoo.make("llama"), folder).methods == [fw.ZeroInit(length=3)]
+
+
+def test_only_json_and_safetensors(folder):
+    visible = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert visible == {"adapter.json", weights_of(folder).name}
+    assert json.loads((folder / "adapter.json").read_text())["methods"] == [METHOD.to_dict()]
+
+
+def test_loading_beside_others_makes_it_active(folder, model):
+    fw.attach(model, "zero-init", name="first")
+    fw.load(model, folder, name="second")
+    assert fw.adapters(model) == ["first", "second"]
+    with_second = model(text()).logits
+    fw.set_active(model, "first")
+    assert not torch.equal(model(text()).logits, with_second)
+
+
+def test_another_class_of_the_same_model(folder):
+    """Names in the file don't depend on the head: the bare model takes the adapter."""
+    whole = zoo.make("llama")
+    fw.load(whole, folder)
+    bare = zoo.make("llama").model
+    fw.load(bare, folder)
+    assert torch.equal(whole.lm_head(bare(text()).last_hidden_state), whole(text()).logits)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Damage: one line that names the file or the field, and the model as it was
+
+
+def truncate(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def rename_tensor(tensors):
+    tensors["0.self.9.source.key"] = tensors.pop("0.self.1.source.key")
+
+
+def set_tensor(make):
+    return lambda tensors: tensors.update({"0.self.1.source.key": make(tensors["0.self.1.source.key"])})
+
+
+DAMAGE = {
+    "no folder": (lambda f: f.rename(f.with_name("elsewhere")), "is not an adapter folder"),
+    "no config": (lambda f: (f / "adapter.json").unlink(), "adapter.json"),
+    "config is a folder": (lambda f: ((f / "adapter.json").unlink(), (f / "adapter.json").mkdir()), "adapter.json"),
+    "no weights": (lambda f: weights_of(f).unlink(), "safetensors"),
+    "empty config": (lambda f: truncate(f / "adapter.json", 0), "adapter.json"),
+    "half a config": (lambda f: truncate(f / "adapter.json", 90), "adapter.json"),
+    "binary config": (lambda f: (f / "adapter.json").write_bytes(b"\xff\xfe\x00"), "adapter.json"),
+    "another JSON": (lambda f: (f / "adapter.json").write_text("[1, 2]"), "adapter.json"),
+    "deep JSON": (lambda f: (f / "adapter.json").write_text("[" * 100_000), "adapter.json"),
+    "huge number": (lambda f: (f / "adapter.json").write_text("1" * 5000), "adapter.json"),
+    "no format": (lambda f: edit_config(f, format=None), '"format"'),
+    "later format": (lambda f: edit_config(f, format=99), "format 99"),
+    "format 0": (lambda f: edit_config(f, format=0), "format"),
+    "format true": (lambda f: edit_config(f, format=True), "format"),
+    "no methods": (lambda f: edit_config(f, methods=[]), '"methods"'),
+    "methods of text": (lambda f: edit_config(f, methods=["zero-init"]), "adapter.json"),
+    "methods null": (lambda f: edit_config(f, methods=None), '"methods"'),
+    "unknown method": (lambda f: edit_config(f, methods=[{"method": "prefix-tunings"}]), "'prefix-tunings'"),
+    "unknown field": (lambda f: edit_config(f, methods=[{"method": "zero-init", "lenght": 3}]), "'lenght'"),
+    "field of a wrong type": (lambda f: edit_config(f, methods=[{"method": "zero-init", "length": "3"}]), "length"),
+    "std of text": (lambda f: edit_config(f, methods=[{"method": "zero-init", "std": "wide"}]), "std"),
+    "attention a number": (lambda f: edit_config(f, methods=[{**METHOD.to_dict(), "attention": 3}]), "attention"),
+    "layers an object": (lambda f: edit_config(f, methods=[{**METHOD.to_dict(), "layers": {"a": 1}}]), "layers"),
+    "source of text": (lambda f: edit_config(f, methods=[{"method": "point", "source": "Direct"}]), "source"),
+    "no combine": (
+        lambda f: edit_config(f, methods=[{"method": "point", "source": {"class": "Direct", "length": 2}}]),
+        "combine",
+    ),
+    "folded a word": (lambda f: edit_config(f, folded="no"), '"folded"'),
+    "base null": (lambda f: edit_config(f, base=None), '"base"'),
+    "base of a list": (lambda f: edit_config(f, base={"architecture": "llama", "attention": [1]}), "adapter"),
+    "weights a number": (lambda f: edit_config(f, weights=3), '"weights"'),
+    "weights nothing": (lambda f: edit_config(f, weights=""), '"weights"'),
+    "weights the parent": (lambda f: edit_config(f, weights=".."), '"weights"'),
+    "weights elsewhere": (lambda f: edit_config(f, weights="../adapter.safetensors"), '"weights"'),
+    "weights absolute": (lambda f: edit_config(f, weights="/etc/passwd"), '"weights"'),
+    "weights below": (lambda f: edit_config(f, weights="sub/adapter.safetensors"), '"weights"'),
+    "weights with NUL": (lambda f: edit_config(f, weights="a\0b.safetensors"), '"weights"'),
+    "weights the config": (lambda f: edit_config(f, weights="adapter.json"), '"weights"'),
+    "empty weights": (lambda f: truncate(weights_of(f), 0), "safetensors"),
+    "half the weights": (lambda f: truncate(weights_of(f), weights_of(f).stat().st_size // 2), "safetensors"),
+    "one byte short": (lambda f: truncate(weights_of(f), weights_of(f).stat().st_size - 1), "safetensors"),
+    "garbage weights": (lambda f: weights_of(f).write_bytes(random.Random(0).randbytes(999)), "safetensors"),
+    "a missing tensor": (lambda f: edit_weights(f, lambda t: t.pop("0.self.1.source.key")), "0.self.1.source.key"),
+    "a foreign tensor": (lambda f: edit_weights(f, lambda t: t.update(x=torch.zeros(1))), "unknown x"),
+    "a renamed tensor": (lambda f: edit_weights(f, rename_tensor), "0.self.1.source.key"),
+    "a shorter tensor": (lambda f: edit_weights(f, set_tensor(lambda t: t[:, 1:].contiguous())), "[2, 3, 8]"),
+    "a flat tensor": (lambda f: edit_weights(f, set_tensor(lambda t: t.flatten())), "[64]"),
+    "integers": (lambda f: edit_weights(f, set_tensor(lambda t: t.long())), "int64"),
+    "a NaN": (lambda f: edit_weights(f, set_tensor(lambda t: t.where(t != t[0, 0, 0], torch.nan))), "source.key"),
+    "infinity": (lambda f: edit_weights(f, set_tensor(lambda t: t / 0)), "source.key"),
+    "another length": (lambda f: edit_config(f, methods=[{**METHOD.to_dict(), "length": 5}]), "shape"),
+    "other layers": (lambda f: edit_config(f, methods=[{**METHOD.to_dict(), "layers": 3}]), "self.0"),
+    "too many layers": (lambda f: edit_config(f, methods=[{**METHOD.to_dict(), "layers": 9}]), "layers=9"),
+    "another method": (lambda f: edit_config(f, methods=[{"method": "zero-init", "length": 4}]), "weights"),
+    "claims to be folded": (lambda f: edit_config(f, methods=[fw.PrefixTuning(reparam="shared").to_dict()]), "weights"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_and_leaves_no_trace(folder, model, damage):
+    harm, message = DAMAGE[damage]
+    before = State.of(model)
+    harm(folder)
+    with pytest.raises(fw.ForewordError) as error:
+        fw.load(model, folder)
+    assert is_one_line(error.value), error.value
+    assert message in str(error.value)
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("damage", ["half the weights", "a NaN", "too many layers", "later format", "a flat tensor"])
+def test_damage_leaves_other_adapters_as_they_are(folder, model, damage):
+    shake(fw.attach(model, "prefix-tuning", name="present"))
+    expected = model(text()).logits
+    DAMAGE[damage][0](folder)
+    with pytest.raises(fw.ForewordError):
+        fw.load(model, folder)
+    assert fw.adapters(model) == ["present"]
+    assert torch.equal(model(text()).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [("gpt2", "for a llama model; this one is gpt2"), ("bart", "llama"), ("mistral", "llama"), ("qwen3", "llama")],
+)
+def test_an_adapter_for_another_architecture(folder, architecture, message):
+    model = zoo.make(architecture)
+    before = State.of(model)
+    with pytest.raises(fw.ForewordError, match=message) as error:
+        fw.load(model, folder)
+    assert is_one_line(error.value)
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [{"hidden_size": 64}, {"num_key_value_heads": 4}, {"num_hidden_layers": 4}, {"head_dim": 16}],
+    ids=lambda size: next(iter(size)),
+)
+def test_an_adapter_for_other_shapes(folder, size):
+    config = zoo.make("llama").config.to_dict() | {"head_dim": None} | size
+    model = zoo.hf.LlamaForCausalLM(zoo.hf.LlamaConfig(**config))
+    before = State.of(model)
+    with pytest.raises(fw.ForewordError, match=str(folder)) as error:
+        fw.load(model, folder)
+    assert is_one_line(error.value)
+    assert_unchanged(model, before)
+
+
+def test_a_name_that_is_taken(folder, model):
+    fw.load(model, folder)
+    expected = model(text()).logits
+    with pytest.raises(fw.ForewordError, match="'default' already"):
+        fw.load(model, folder)
+    assert torch.equal(model(text()).logits, expected)
+
+
+@pytest.mark.parametrize("path", ["./nothing", "/nothing", "~/nothing", "nothing", "a/b/c"])
+def test_a_path_that_is_nothing(model, path):
+    """None of these could be a Hub id, so no Hub is asked."""
+    with pytest.raises(fw.ForewordError, match="is not an adapter folder"):
+        fw.load(model, path)
+    assert fw.adapters(model) == []
+
+
+def test_nothing_of_the_file_is_executed(folder, model):
+    """A pickle under the name of the weights is damage, not code."""
+    weights_of(folder).write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
+    with pytest.raises(fw.ForewordError, match="damaged"):
+        fw.load(model, folder)
+    assert not Path("executed").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Saving
+
+
+def test_saving_to_a_file(tmp_path, model):
+    (tmp_path / "taken").write_text("mine")
+    adapter = fw.attach(model, METHOD)
+    for path in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(fw.ForewordError, match="taken") as error:
+            adapter.save(path)
+        assert is_one_line(error.value)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_saving_to_a_folder_that_cannot_be_written(folder, model):
+    folder.chmod(0o555)
+    try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user may write everywhere")
+        with pytest.raises(fw.ForewordError, match="can't save"):
+            fw.attach(model, "zero-init").save(folder)
+    finally:
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("fails", ["write_bytes", "write_text", "replace", "fsync"])
+def test_a_full_disk_leaves_what_was_there(folder, model, monkeypatch, fails):
+    """Whichever step meets the end of the disk, the old adapter loads and no half file stays."""
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    names = {path.name for path in folder.iterdir()}
+    adapter = fw.attach(model, fw.ZeroInit(length=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path if fails.startswith("write") else files.os, fails, full)
+        with pytest.raises(fw.ForewordError, match="No space left on device") as error:
+            adapter.save(folder)
+    assert is_one_line(error.value)
+    assert fw.load(zoo.make("llama"), folder).methods == [METHOD]
+    if fails != "write_text":  # the new weights are whole by then; the next save takes them away
+        assert {path.name for path in folder.iterdir()} == names
+    adapter.save(folder)
+    assert len({path.name for path in folder.iterdir()}) == len(names)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts processes that have the library imported already, so that they save within milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["foreword", "transformers.models.llama.modeling_llama"])
+    return context
+
+
+def whole(folder, model):
+    """The one number that fills the adapter of a `saver`; fails where two savings are mixed."""
+    adapter = fw.load(model, folder)
+    (value,) = {value for tensor in adapter.state_dict().values() for value in tensor.unique().tolist()}
+    fw.detach(model, "default")
+    return value
+
+
+def start_saver(processes, folder):
+    """A process that has saved to `folder` once and goes on."""
+    started = processes.Event()
+    process = processes.Process(target=saver.save_forever, args=(folder, started))
+    process.start()
+    assert started.wait(timeout=120)
+    return process
+
+
+def test_killed_at_any_moment_the_folder_loads(tmp_path, model, processes):
+    """SIGKILL at 25 random moments of a process that saves in a loop; each time the folder holds one whole adapter."""
+    folder = tmp_path / "adapter"
+    draw = random.Random(0)
+    for _ in range(25):
+        process = start_saver(processes, folder)
+        time.sleep(draw.uniform(0.0, 0.05))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert whole(folder, model) >= 1
+    fw.attach(model, METHOD).save(folder)
+    assert len([path for path in folder.iterdir() if path.name != ".lock"]) == 2  # what was cut off is cleared away
+
+
+def test_two_processes_save_to_one_folder_while_a_third_loads(tmp_path, model, processes):
+    folder = tmp_path / "adapter"
+    savers = [start_saver(processes, folder) for _ in range(2)]
+    try:
+        seen = {whole(folder, model) for _ in range(10)}
+        assert all(process.is_alive() for process in savers)
+    finally:
+        for process in savers:
+            process.kill()
+            process.join()
+    assert len(seen) > 1
+    assert whole(folder, model) >= 1
+
+
+def test_saved_by_another_process_between_the_two_files(folder, model, monkeypatch):
+    """The weights that the JSON named are gone when they are opened, since a newer adapter has replaced both."""
+    other = fw.attach(zoo.make("llama"), fw.ZeroInit(length=3))
+    read_config = checkpoint.read_config
+
+    def interrupted(path):
+        config = read_config(path)
+        if config["methods"] == [METHOD]:
+            other.save(folder)
+        return config
+
+    monkeypatch.setattr(checkpoint, "read_config", interrupted)
+    assert fw.load(model, folder).methods == other.methods
+
+
+@pytest.mark.parametrize("name", fw.methods())
+def test_every_method_writes_what_it_reads(name, tmp_path):
+    """Loaded, the configuration and the names and shapes of every tensor are the saved ones."""
+    adapter = attach_or_skip(zoo.make("llama"), small(name))
+    shake(adapter)
+    adapter.save(tmp_path)
+    loaded = fw.load(zoo.make("llama"), tmp_path)
+    assert loaded.methods == adapter.methods
+    for key, tensor in adapter.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], tensor), key

@@ -8,7 +8,7 @@ moment at which the old adapter becomes the new one. A process that is killed at
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from .model.attach import detach, place, set_active
 from .model.host import host_of
 from .model.layout import Layout
 from .sources.text import Blank
-from .space import Method, from_dict
+from .space import from_dict
 
 if TYPE_CHECKING:
     from .model.adapter import Adapter
@@ -55,6 +55,8 @@ def save(adapter: Adapter, path: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
+            for cut_off in folder.glob(".adapter*.tmp"):  # by a process that was killed while it held the lock
+                cut_off.unlink()
             with atomic_path(folder / weights) as temporary:
                 temporary.write_bytes(data)
             write_json(folder / CONFIG, config)
@@ -113,6 +115,8 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             return config, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a mapping
     except FileNotFoundError as error:
+        if read_config(folder)["weights"] != config["weights"]:
+            return read(folder)  # another process has saved in between
         raise ForewordError(f"{path} does not exist, though {folder / CONFIG} names it") from error
     except (SafetensorError, OSError) as error:
         raise ForewordError(f"{path} is damaged: {error}") from error
@@ -122,17 +126,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checked `adapter.json` of a folder, its methods as `Method`s."""
     path = folder / CONFIG
     config = read_json(path)
-    if not isinstance(config, dict) or not isinstance(config.get("format"), int):
-        raise ForewordError(f'{path} is not an adapter\'s configuration: it has no number "format"')
-    if config["format"] > FORMAT:
-        raise ForewordError(f"{path} has format {config['format']}; this version of foreword reads up to {FORMAT}")
+    version = config.get("format") if isinstance(config, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ForewordError(f'{path} is not an adapter\'s configuration: it has no number "format" from 1')
+    if version > FORMAT:
+        raise ForewordError(f"{path} has format {version}; this version of foreword reads up to {FORMAT}")
     shapes = {"methods": list, "folded": bool, "base": dict, "weights": str}
     for key, kind in shapes.items():
         if not isinstance(config.get(key), kind):
             raise ForewordError(f'{path}: "{key}" is missing or not a {kind.__name__}')
-    if Path(config["weights"]).name != config["weights"]:
+    if not config["methods"]:
+        raise ForewordError(f'{path}: "methods" is empty')
+    if not isinstance(config["base"].get("attention"), dict):
+        raise ForewordError(f'{path}: "base" has no "attention" with the shape of every layer')
+    if not re.fullmatch(r"[\w-]+\.safetensors", config["weights"]):
         raise ForewordError(
-            f'{path}: "weights" must be the name of a file in the same folder, not {config["weights"]!r}'
+            f'{path}: "weights" must be the name of a safetensors file in the same folder, not {config["weights"]!r}'
         )
     try:
         config["methods"] = [from_dict(method) for method in config["methods"]]
@@ -166,7 +175,7 @@ def check_base(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Pat
         raise ForewordError(
             f"{folder} holds an adapter for a {saved.get('architecture')} model; this one is {present['architecture']}"
         )
-    theirs, ours = saved.get("attention", {}), present["attention"]
+    theirs, ours = saved["attention"], present["attention"]
     if theirs.keys() != ours.keys():
         raise ForewordError(f"{folder} holds an adapter for {len(theirs)} attention layers; this model has {len(ours)}")
     for label, shape in ours.items():

@@ -63,3 +63,5 @@ def read_json(path: str | Path) -> Any:
         raise ForewordError(f"can't read {path}: {error}") from error
     except json.JSONDecodeError as error:
         raise ForewordError(f"{path} is not valid JSON: {error.msg} at line {error.lineno}") from error
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise ForewordError(f"can't read {path}: {error}") from error

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from types import MappingProxyType, ModuleType, UnionType
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -193,10 +195,10 @@ def method_class(name: str) -> type[Method]:
 
 def from_dict(values: Mapping[str, Any]) -> Method:
     """The method that `to_dict` wrote. Raises `ForewordError` naming an unknown method or field."""
-    fields = dict(values)
+    fields = dict(values) if isinstance(values, Mapping) else {}
     name = fields.pop("method", None)
     if not isinstance(name, str):
-        raise ForewordError('a method needs the key "method" with its name')
+        raise ForewordError('a method must be an object that has the key "method" with its name')
     if name == Point.name:
         fields["source"] = _axis(sources, fields, "source")
         fields["combine"] = _axis(combines, fields, "combine")
@@ -225,6 +227,11 @@ def _construct(config_class: type[Any], fields: dict[str, Any]) -> Any:
     unknown = [key for key in fields if key not in known]
     if unknown:
         raise ForewordError(f"{config_class.__name__} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    hints = get_type_hints(config_class)
+    for key, value in fields.items():
+        if not _fits(value, hints[key]):
+            kind = hints[key].__name__ if isinstance(hints[key], type) else re.sub(r"\b(\w+\.)+", "", str(hints[key]))
+            raise ForewordError(f"{config_class.__name__}: {key} must be {kind}, not {value!r}")
     frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     try:
         return config_class(**frozen)
@@ -232,8 +239,26 @@ def _construct(config_class: type[Any], fields: dict[str, Any]) -> Any:
         raise ForewordError(f"{config_class.__name__}: {error}") from error
 
 
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value out of a JSON file is of the type that a field has."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is Sequence:
+        return isinstance(value, (list, tuple)) and all(_fits(one, arguments[0]) for one in value)
+    if hint in (Source, Combine):  # made by `_axis`
+        return dataclasses.is_dataclass(value)
+    if hint is float:
+        return _fits(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
 def _axis(package: ModuleType, fields: dict[str, Any], axis: str) -> Any:
-    values = dict(fields.get(axis) or {})
+    if not isinstance(fields.get(axis), Mapping):
+        raise ForewordError(f'a point must have a {axis}, an object that has the key "class"')
+    values = dict(fields[axis])
     name = values.pop("class", None)
     if name not in package.__all__:
         raise ForewordError(f"there is no {axis} {name!r}; there are {', '.join(package.__all__)}")

@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto as auto
 from . import smollm2
 from .errors import ForewordError
 
-__all__ = ["base"]
+__all__ = ["base", "text_base"]
 
 _EMBEDDED = {"smollm2": smollm2.folder}
 
@@ -67,6 +67,14 @@ def base(name: str | Path, **from_pretrained_kwargs: Any) -> tuple[PreTrainedMod
         for part in (model, model.config, tokenizer):
             part.name_or_path = name
     return model.eval(), tokenizer
+
+
+def text_base(name: str | Path, **from_pretrained_kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """`base` for a model that must read text. Raises `ForewordError` where it has no tokenizer."""
+    model, tokenizer = base(name, **from_pretrained_kwargs)
+    if tokenizer is None:
+        raise ForewordError(f"{name} has no tokenizer")
+    return model, tokenizer
 
 
 def _located(name: str, location: dict[str, Any]) -> str:

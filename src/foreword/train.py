@@ -224,13 +224,13 @@ class AdapterTrainer(SFTTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        self.adapter.save(output_dir or self.args.output_dir)
+        self.adapter.save(str(output_dir or self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         restore(self.adapter, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
-        restore(self.adapter, self.state.best_model_checkpoint)
+        restore(self.adapter, str(self.state.best_model_checkpoint))
 
 
 class _Progress(TrainerCallback):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..base import base
+from ..base import text_base
 from ..checkpoint import load, read_config, resolve_folder
-from ..errors import ForewordError
 
 
 def load_with_adapter(
@@ -21,9 +20,7 @@ def load_with_adapter(
     folder = None if adapter is None else resolve_folder(adapter)
     if model is None:
         model = "smollm2" if folder is None else read_config(folder)["base"]["model"]
-    network, tokenizer = base(model, dtype=dtype)
-    if tokenizer is None:
-        raise ForewordError(f"{model} has no tokenizer")
+    network, tokenizer = text_base(model, dtype=dtype)
     if folder is not None:
         load(network, folder)
     return network, tokenizer

@@ -32,7 +32,7 @@ def run(
         dtype: of the frozen model: "auto", "float32", "bfloat16", "float16". Adapters are always in float32.
         json: print the summary as JSON.
     """
-    from ..base import base
+    from ..base import text_base
     from ..data import load, split
     from ..train import train
     from .output import show_training
@@ -41,6 +41,6 @@ def run(
     held_out = load(eval_data, format) if eval_data is not None else None
     if held_out is None and eval_size:
         examples, held_out = split(examples, eval_size if eval_size < 1 else int(eval_size), settings.seed)
-    network, tokenizer = base(model, dtype=dtype)
+    network, tokenizer = text_base(model, dtype=dtype)
     result = train(network, tokenizer, method, examples, settings, eval_data=held_out)
     show_training(result, json)

@@ -78,8 +78,9 @@ class Case:
 
     def argmax_loop(self, ids: Tensor) -> Tensor:
         """Greedy decoding by whole forwards, nothing cached: the new tokens (B, NEW)."""
-        for _ in range(NEW):
-            ids = torch.cat([ids, self.logits(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+        with prompt_of(ids):
+            for _ in range(NEW):
+                ids = torch.cat([ids, self.logits(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
         return ids[:, -NEW:]
 
 
@@ -120,6 +121,11 @@ def left_padded(ids: Tensor, pads: list[int]) -> tuple[Tensor, Tensor]:
     for row, count in enumerate(pads):
         padded[row, :count], mask[row, :count] = 0, 0
     return padded, mask
+
+
+def prompt_of(ids: Tensor):
+    """A context in which forwards over `ids` and more know that `ids` is the prompt; only gates ask."""
+    return fw.known_prompt(torch.ones_like(ids, dtype=torch.bool))
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
@@ -171,7 +177,8 @@ def causal(case: Case) -> None:
     ids = text()
     other = ids.clone()
     other[:, -1] = (other[:, -1] + 1) % zoo.VOCABULARY
-    close(case.logits(other)[:, :-1], case.logits(ids)[:, :-1])
+    with prompt_of(ids[:, :2]):
+        close(case.logits(other)[:, :-1], case.logits(ids)[:, :-1])
 
 
 @torch.no_grad()
@@ -194,7 +201,8 @@ def greedy(case: Case) -> None:
     ids = text()
     expected = case.argmax_loop(ids)
     assert torch.equal(case.generate(ids), expected)
-    assert torch.equal(case.generate(ids, use_cache=False), expected)
+    with prompt_of(ids):
+        assert torch.equal(case.generate(ids, use_cache=False), expected)
 
 
 @torch.no_grad()
@@ -215,7 +223,8 @@ def beams(case: Case) -> None:
     """Beam search with a cache equals beam search without one."""
     needs_generation(case)
     ids = text(batch=2)
-    assert torch.equal(case.generate(ids, num_beams=3), case.generate(ids, num_beams=3, use_cache=False))
+    with prompt_of(ids):
+        assert torch.equal(case.generate(ids, num_beams=3), case.generate(ids, num_beams=3, use_cache=False))
 
 
 @torch.no_grad()
@@ -226,7 +235,8 @@ def sampling(case: Case) -> None:
     outs = []
     for use_cache in (True, False):
         torch.manual_seed(3)
-        outs.append(case.generate(ids, do_sample=True, top_k=20, use_cache=use_cache))
+        with prompt_of(ids):
+            outs.append(case.generate(ids, do_sample=True, top_k=20, use_cache=use_cache))
     assert torch.equal(*outs)
 
 

@@ -20,12 +20,14 @@ from .methods import (
     RandomInit,
     SequentialAdapter,
     UngatedPrefix,
+    UniPELT,
     Vera,
     ZeroInit,
     ZeroInitNonlinear,
 )
 from .model.adapter import Adapter
 from .model.attach import adapters, attach, detach, set_active
+from .model.prompt import known_prompt
 from .model.rows import rows
 from .space import Method, Point, methods
 

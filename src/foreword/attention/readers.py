@@ -132,6 +132,8 @@ def _scaling(query: Tensor, kwargs: dict[str, Any]) -> float:
 
 def _obstacle(slot, plan, module, query, key, value, kwargs) -> str | None:
     """Why the reference path has to read the prefixes of a call; None where fused kernels can."""
+    if slot.joins_unstacked(plan):
+        return "a prefix in the tokens' softmax differs between the rows that read it"
     if kwargs.get("softcap") is not None:
         return "the scores are soft-capped"
     if kwargs.get("dropout", 0.0) > 0:

@@ -13,6 +13,7 @@ from .prefix_memory import PrefixMemory
 from .prefix_tuning import PrefixTuning
 from .prompt_tuning import PromptTuning
 from .ungated_prefix import UngatedPrefix
+from .unipelt import UniPELT
 from .vera import Vera
 from .zero_init import RandomInit, ZeroInit, ZeroInitNonlinear
 
@@ -32,6 +33,7 @@ __all__ = [
     "RandomInit",
     "SequentialAdapter",
     "UngatedPrefix",
+    "UniPELT",
     "Vera",
     "ZeroInit",
     "ZeroInitNonlinear",

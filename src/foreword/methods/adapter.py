@@ -59,7 +59,7 @@ class SequentialAdapter(Method):
         require_scale(self)
 
     def build(self, layout: Layout, start: Start) -> Part:
-        return Part(self, None, {block: self._term(block, start) for block in self._blocks(layout)})
+        return Part(self, None, {block: self._term(block, start) for block in self.blocks(layout)})
 
     def _term(self, block: Block, start: Start) -> SequentialTerm:
         adapter = Bottleneck(
@@ -80,11 +80,12 @@ class SequentialAdapter(Method):
         total = sum(
             num_weights(self.bottleneck, block.output_size, block.output_size, self.bias, self.norm)
             + (self.scale == "learned")
-            for block in self._blocks(layout)
+            for block in self.blocks(layout)
         )
         return Count(total, total)
 
-    def _blocks(self, layout: Layout) -> list[Block]:
+    def blocks(self, layout: Layout) -> list[Block]:
+        """The blocks that have an adapter behind them."""
         blocks: list[Block] = []
         if self.site in ("houlsby", "attention"):
             blocks += [site.output for site in layout.select(self.layers, "all")]

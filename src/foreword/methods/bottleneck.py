@@ -108,8 +108,12 @@ class PostNormTerm(SequentialTerm):
         super().__init__(adapter)
         self._norm = (norm,)  # in a tuple: the norm is the model's
 
+    @property
+    def norm(self) -> nn.Module:
+        return self._norm[0]
+
     def enter(self, x: Tensor, reading: Reading) -> Tensor:
-        return x + self.adapter(self._norm[0].forward(x))  # `forward`: the norm's own hooks are about to run
+        return x + self.adapter(self.norm.forward(x))  # `forward`: the norm's own hooks are about to run
 
     def forward(self, x: Tensor, h: Tensor, reading: Reading) -> Tensor:
         return h

@@ -126,9 +126,9 @@ class Host(nn.Module):
         cache = arguments.get("cache", arguments.get("past_key_values"))
         parts_of = {name: self.adapters[name].parts for name in rows}
         prompt = None
-        if any(part.reads_prompt for parts in parts_of.values() for part in parts):
-            labelled = stack not in self.layout.encoders
-            prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, labelled)
+        if "input_features" not in arguments and any(part.reads_prompt for parts in parts_of.values() for part in parts):
+            is_target = stack not in self.layout.encoders
+            prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, is_target)
         plan = Plan(rows, memory=self._memory(cache, length), prompt=prompt)
         for name, parts in parts_of.items():
             with alone(name):

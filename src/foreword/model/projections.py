@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,12 @@ from .layout import Block, Layout, Site, is_states
 ROLES = ("query", "key", "value")
 
 
-def linears_of(layout: Layout, targets: str, method: str) -> list[Block]:
+def linears_of(
+    layout: Layout, targets: str, method: str, kinds: Sequence[str] = ("self", "cross", "encoder")
+) -> list[Block]:
     """The linear layers that `targets` names: "query", "key", "value", "output", "ffn", joined by "+", or "all".
+
+    Of attention, those of the given kinds.
 
     A fused projection is one layer, named once. Raises `ForewordError` for another name, and where the model has no such layers.
     """
@@ -25,7 +30,7 @@ def linears_of(layout: Layout, targets: str, method: str) -> list[Block]:
             f"{method}: targets={targets!r}: {unknown[0]!r} is not 'query', 'key', 'value', 'output', 'ffn', a '+' of them or 'all'"
         )
     found: list[Block] = []
-    for site in layout.sites:
+    for site in [site for kind in kinds for site in layout.kinds.get(kind, [])]:
         roles = projections(layout, site) if set(wanted) & set(ROLES) else {}
         found += [roles[role] for role in ROLES if role in wanted]
         if "output" in wanted:

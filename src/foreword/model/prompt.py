@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,14 +17,33 @@ IGNORED = -100  # label of a token that is not trained on
 
 
 class _Running(threading.local):
-    labels: Tensor | None = None
+    def __init__(self) -> None:
+        self.prompts: list[Tensor | None] = []  # of the calls that are running, the innermost last
 
 
 _running = _Running()
 
 
+@contextmanager
+def known_prompt(mask: Tensor | None) -> Iterator[None]:
+    """Within the block, the True columns at the start of `mask` (B, P) are the prompt; what follows them is an answer.
+
+    Methods with a gate compute it from the prompt (`unipelt`). A model that is called with `labels` knows its prompt by itself, and so
+    does `generate` with a cache; other forwards over prompt and answer together need this. Beams and samples follow their row.
+
+    Example:
+        with fw.known_prompt(labels == -100):
+            logits = model(input_ids).logits
+    """
+    _running.prompts.append(mask)
+    try:
+        yield
+    finally:
+        _running.prompts.pop()
+
+
 def watch_labels(model: nn.Module) -> list[RemovableHandle]:
-    """Know the labels of each call of `model` while it lasts: in training the prompt ends where they begin."""
+    """Know the prompt of each call of `model` that is given labels, while it lasts."""
     return [
         model.register_forward_pre_hook(_enter, with_kwargs=True),
         model.register_forward_hook(_leave, always_call=True),
@@ -30,27 +51,41 @@ def watch_labels(model: nn.Module) -> list[RemovableHandle]:
 
 
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    _running.labels = by_name(module, args, kwargs).get("labels")
+    labels = by_name(module, args, kwargs).get("labels")
+    outer = _running.prompts[-1] if _running.prompts else None
+    _running.prompts.append(outer if labels is None else labels == IGNORED)
 
 
 def _leave(module: nn.Module, args: tuple, output: Any) -> None:
-    _running.labels = None
+    _running.prompts.pop()
 
 
-def prompt_of(mask: Tensor | None, batch: int, length: int, device: torch.device, labelled: bool) -> Tensor:
-    """(B, T) boolean: the real tokens in front of the first labelled one, and at least the first real one.
+def prompt_of(mask: Any, batch: int, length: int, device: torch.device, is_target: bool) -> Tensor:
+    """(B, T) boolean: the real tokens of the prompt, and at least the first real token.
 
-    Without labels, every real token that the model is given belongs to the prompt.
+    Where nothing says where the prompt ends, every real token that the model is given belongs to it.
 
     Args:
-        mask: attention mask (B, S) of which the last T columns are these tokens; anything else counts as no padding.
-        labelled: whether the labels of the running call are those of these tokens.
+        mask: attention mask (B, S) of which the last T columns are these tokens, or the four-dimensional masks that
+            `generate` prepares for a static cache, (B, 1, T, S) with these tokens first; None for no padding.
+        is_target: whether these are the tokens that labels and `known_prompt` are about, not those of an encoder.
     """
-    real = torch.ones(batch, length, dtype=torch.bool, device=device)
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        real = mask[:, -length:].bool()
-    if not labelled or _running.labels is None:
+    real = _real_tokens(mask, batch, length, device)
+    known = _running.prompts[-1] if is_target and _running.prompts else None
+    if known is None:
         return real
-    before = (_running.labels != IGNORED).cumsum(-1) == 0
+    leading = known.to(device).long().cumprod(-1).bool()[:, :length]
+    leading = nn.functional.pad(leading, (0, length - leading.shape[1])).repeat_interleave(batch // len(leading), dim=0)
     first = real & (real.cumsum(-1) == 1)
-    return real & before | first
+    return real & leading | first
+
+
+def _real_tokens(mask: Any, batch: int, length: int, device: torch.device) -> Tensor:
+    if isinstance(mask, dict):  # one mask for each type of layer
+        mask = mask.get("full_attention", next(iter(mask.values())))
+    if not isinstance(mask, Tensor):
+        return torch.ones(batch, length, dtype=torch.bool, device=device)
+    if mask.dim() == 2:
+        return mask[:, -length:].bool()
+    seen = mask[:, 0, -1, :length]  # by the last token
+    return (seen if seen.dtype == torch.bool else seen == 0).expand(batch, -1)

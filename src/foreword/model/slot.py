@@ -135,6 +135,10 @@ class Slot(nn.Module):
     def joins_softmax(self, plan: Plan) -> bool:
         return any(prefix.joins_softmax for prefix, _, _ in self._read_by(plan))
 
+    def joins_unstacked(self, plan: Plan) -> bool:
+        """Whether a prefix in the tokens' softmax can't be put together with others."""
+        return any(prefix.joins_softmax and not _stacks(prefix) for prefix, _, _ in self._read_by(plan))
+
     def _read_by(self, plan: Plan) -> Iterator[tuple[Any, Any, Tensor | None]]:
         """Each prefix that `plan` reads here, what its adapter computed once, and its rows."""
         for name, rows in plan.rows.items():

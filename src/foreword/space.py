@@ -78,7 +78,7 @@ class Method:
     """A configuration that can be placed on a model; a subclass is one method of the registry.
 
     A subclass sets `name` (in the registry, on the command line, in adapter files), `citation` and `learning_rate` (AdamW's, the
-    default of training), and defines one of
+    default of training), `size` (the field that its parameters grow with; None where there is none), and defines one of
         `point`     where the method is a source of keys and values with a way to combine them,
         `build`     where it places other modules,
         `compose`   where it is several methods at once.
@@ -87,6 +87,7 @@ class Method:
     name: ClassVar[str]
     citation: ClassVar[str]
     learning_rate: ClassVar[float] = 1e-3
+    size: ClassVar[str | None] = None
 
     def parts(self, layout: Layout, start: Start) -> list[Part]:
         """Make the method's modules for a surveyed model. Raises `ForewordError` where it can't be served."""
@@ -111,7 +112,7 @@ class Method:
         """Trainable and stored parameters by the method's formula, without building it."""
         composed = self.compose()
         if composed == [self]:
-            raise NotImplementedError
+            raise ForewordError(f"{self.name} has no formula for its parameters; attach it and ask the adapter")
         return sum((method.count(layout) for method in composed), Count(0, 0))
 
     def to_dict(self) -> dict[str, Any]:

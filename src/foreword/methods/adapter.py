@@ -42,6 +42,7 @@ class SequentialAdapter(Method):
         "Houlsby et al., Parameter-Efficient Transfer Learning for NLP, ICML 2019; "
         "Pfeiffer et al., AdapterFusion: Non-Destructive Task Composition for Transfer Learning, EACL 2021"
     )
+    size: ClassVar[str | None] = "bottleneck"
 
     bottleneck: int = 64
     site: Literal["pfeiffer", "houlsby", "attention", "ffn"] = "pfeiffer"

@@ -33,6 +33,7 @@ class DeepPrompt(Method):
         "Liu et al., P-Tuning v2: Prompt Tuning Can Be Comparable to Fine-tuning Universally Across Scales and Tasks, ACL 2022; "
         "Petrov et al., When Do Prompting and Prefix-Tuning Work?, ICLR 2024"
     )
+    size: ClassVar[str | None] = "length"
 
     length: int = 30
     layers: Layers = None

@@ -32,6 +32,7 @@ class Lora(Method):
 
     name: ClassVar[str] = "lora"
     citation: ClassVar[str] = "Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022"
+    size: ClassVar[str | None] = "r"
 
     r: int = 8
     alpha: float = 16.0

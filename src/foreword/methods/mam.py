@@ -32,6 +32,7 @@ class Mam(Method):
 
     name: ClassVar[str] = "mam"
     citation: ClassVar[str] = UNIFIED_VIEW
+    size: ClassVar[str | None] = "bottleneck"
 
     length: int = 30
     bottleneck: int = 512

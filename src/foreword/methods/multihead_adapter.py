@@ -39,6 +39,7 @@ class MultiheadAdapter(Method):
 
     name: ClassVar[str] = "multihead-adapter"
     citation: ClassVar[str] = UNIFIED_VIEW
+    size: ClassVar[str | None] = "bottleneck"
 
     bottleneck: int = 30
     rotated: bool = False

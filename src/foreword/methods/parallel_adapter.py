@@ -43,6 +43,7 @@ class ParallelAdapter(Method):
 
     name: ClassVar[str] = "parallel-adapter"
     citation: ClassVar[str] = UNIFIED_VIEW
+    size: ClassVar[str | None] = "bottleneck"
 
     bottleneck: int = 64
     site: Literal["ffn", "attention"] = "ffn"

@@ -42,6 +42,7 @@ class PrefixTuning(Method):
         "Li & Liang, Prefix-Tuning: Optimizing Continuous Prompts for Generation, ACL 2021; "
         "He et al., Towards a Unified View of Parameter-Efficient Transfer Learning, ICLR 2022"
     )
+    size: ClassVar[str | None] = "length"
 
     length: int = 30
     reparam: Literal["shared", "per-layer"] | None = None

@@ -32,6 +32,7 @@ class PromptTuning(Method):
     citation: ClassVar[str] = (
         "Lester, Al-Rfou & Constant, The Power of Scale for Parameter-Efficient Prompt Tuning, EMNLP 2021"
     )
+    size: ClassVar[str | None] = "length"
 
     length: int = 30
     init: Literal["text", "normal"] = "text"

@@ -52,6 +52,7 @@ class UniPELT(Method):
     citation: ClassVar[str] = (
         "Mao et al., UniPELT: A Unified Framework for Parameter-Efficient Language Model Tuning, ACL 2022"
     )
+    size: ClassVar[str | None] = "bottleneck"
 
     length: int = 10
     reparam: Literal["shared", "per-layer"] | None = "shared"

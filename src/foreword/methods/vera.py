@@ -34,6 +34,7 @@ class Vera(Method):
     name: ClassVar[str] = "vera"
     citation: ClassVar[str] = "Kopiczko, Blankevoort & Asano, VeRA: Vector-based Random Matrix Adaptation, ICLR 2024"
     learning_rate: ClassVar[float] = 1e-2
+    size: ClassVar[str | None] = "r"
 
     r: int = 256
     dropout: float = 0.0

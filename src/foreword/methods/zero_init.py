@@ -39,6 +39,7 @@ class ZeroInit(Method):
 
     name: ClassVar[str] = "zero-init"
     citation: ClassVar[str] = _LLAMA_ADAPTER
+    size: ClassVar[str | None] = "length"
 
     length: int = 10
     layers: Layers = "upper"
@@ -83,6 +84,7 @@ class ZeroInitNonlinear(Method):
 
     name: ClassVar[str] = "zero-init-nonlinear"
     citation: ClassVar[str] = "On Zero-Initialized Attention: Optimal Prompt and Gating Factor Estimation, ICML 2025"
+    size: ClassVar[str | None] = "length"
 
     length: int = 10
     layers: Layers = "upper"
@@ -130,6 +132,7 @@ class RandomInit(Method):
 
     name: ClassVar[str] = "random-init"
     citation: ClassVar[str] = _LLAMA_ADAPTER
+    size: ClassVar[str | None] = "length"
 
     length: int = 10
     layers: Layers = "upper"

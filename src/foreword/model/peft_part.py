@@ -70,6 +70,7 @@ class PeftPart(Part):
         self.layers = _layers_with(model, self.targets, self.key)
         for block, layer in self.layers.items():
             self.modules[block] = _Owned(layer, self.key).to(dtype=dtype).requires_grad_(True)
+            _cast_frozen(layer, self.key, dtype)
         self._handles = [
             layer.register_forward_pre_hook(self.choose_rows, with_kwargs=True) for layer in self.layers.values() if self.mixes
         ]
@@ -112,6 +113,14 @@ class _Owned(nn.Module):
             holder = getattr(layer, attribute)
             if key in holder:
                 setattr(self, attribute, holder[key])
+
+
+def _cast_frozen(layer: BaseTunerLayer, key: str, dtype: torch.dtype) -> None:
+    """The frozen matrices of VeRA, which it makes in the dtype of the model, in that of what multiplies them."""
+    for attribute in layer.other_param_names:
+        holder = getattr(layer, attribute, None)
+        if isinstance(holder, nn.Module) and key in holder:
+            holder[key] = holder[key].to(dtype)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "conformance.md"
 INTRODUCTION = """\
 # Conformance
 
-What each method does on each architecture, from tiny random models on transformers {version}. `make conformance` writes this
-page; the test suite asserts every cell.
+What each method does on each architecture, from tiny random models on transformers {version}. `make conformance`
+writes this page; the test suite asserts every cell.
 
 - ✓ n/n: all n checks that have a meaning there gave the right answer.
 - refused: `attach` raises a clear error; the note says why.

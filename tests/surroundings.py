@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,15 @@ def assert_unchanged(model: PreTrainedModel, before: State) -> None:
     assert after.trainable == before.trainable
     assert after.hooks == before.hooks
     assert after.training == before.training
+
+
+def refusal(call: Callable[..., Any], *args: Any) -> fw.ForewordError | None:
+    """The `ForewordError` that a call raises, or None; any other error fails the test."""
+    try:
+        call(*args)
+    except fw.ForewordError as error:
+        return error
+    return None
 
 
 def attach_or_skip(model: PreTrainedModel, method: fw.Method, **kwargs: Any) -> fw.Adapter:

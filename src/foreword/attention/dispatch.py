@@ -3,8 +3,8 @@
 transformers models look up their attention function by name and call it with the attention module, the projected
 queries, keys and values, the mask, and every keyword that came in at the top of the model. Foreword re-registers each
 function that a model uses with a wrapper of the same name. A call without the keyword `foreword` goes to the original
-function untouched; with it, the object that the keyword carries decides (`foreword.attention.readers`). An explicit keyword,
-unlike global state, reaches checkpointed layers when they are recomputed, and keeps threads apart.
+function untouched; with it, the object that the keyword carries decides (`foreword.attention.readers`). An explicit
+keyword, unlike global state, reaches checkpointed layers when they are recomputed, and keeps threads apart.
 """
 
 import functools

@@ -60,7 +60,7 @@ class Plan:
         rows: adapter name → indices of its rows, or None for every row. Rows in no entry read the base model.
         shared: adapter name → what each of its parts computed once for this forward (see `foreword.space.Part`).
         memory: what was computed at the first step of a generation, kept for the next ones; None outside of one.
-        prompt: (B, T) boolean, the tokens from which a method may compute gates: the prompt, without padding; None: all.
+        prompt: (B, T) boolean, the tokens from which a method may compute gates: the prompt, no padding; None: all.
         call: the arguments of the attention module's call by name, for prefixes that read its input.
     """
 

@@ -22,6 +22,10 @@ class Joint:
 class JointSoftmax(nn.Module):
     joins_softmax = True
 
+    def as_softmax(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (G, l, D) and values (G, l, D) to read in the tokens' softmax."""
+        return key, value
+
     def forward(
         self, query: Tensor, out: Tensor, lse: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,10 @@ from ..attention.merge import Scoring, attend
 
 @dataclass(frozen=True)
 class Ungated:
-    """o = softmax(q Kᵀ/√D) V + softmax(q P_kᵀ/√D) P_v: the joint softmax without λ (He et al. 2022, Table 4, "−gating")."""
+    """o = softmax(q Kᵀ/√D) V + softmax(q P_kᵀ/√D) P_v.
+
+    The joint softmax without λ (He et al. 2022, Table 4, "−gating").
+    """
 
     def build(self, num_heads: int) -> nn.Module:
         return AddedSoftmax()
@@ -17,6 +20,10 @@ class Ungated:
 
 class AddedSoftmax(nn.Module):
     joins_softmax = False
+
+    def as_softmax(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (G, l, D) and values (G, l, D) whose softmax is the term."""
+        return key, value
 
     def forward(
         self, query: Tensor, out: Tensor, lse: Tensor | None, key: Tensor, value: Tensor, scoring: Scoring

@@ -32,6 +32,12 @@ class GatedSoftmax(nn.Module):
         super().__init__()
         self.gate = nn.Parameter(torch.full((num_heads,), opening).atanh())  # g, (H,)
 
+    def as_softmax(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (G, l, D) → (H, l, D), whose softmax is the term: tanh(g) (w V) = w (tanh(g) V)."""
+        repeats = len(self.gate) // len(key)
+        gate = torch.tanh(self.gate)[:, None, None]  # (H, 1, 1)
+        return key.repeat_interleave(repeats, 0), gate * value.repeat_interleave(repeats, 0)
+
     def forward(
         self, query: Tensor, out: Tensor, lse: Tensor | None, key: Tensor, value: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,96 @@
+"""The prefixes of one attention call, put together so that few calls read them all.
+
+Prefixes in the tokens' softmax are one prefix, however many an adapter has: their keys stand side by side. Prefixes with a
+softmax of their own stay apart within a row, but the first of every row can be read together, then the second. Rows with
+different adapters get a prefix each, padded to the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .kernels import repeat_heads
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Keys and values that one softmax reads.
+
+    Attributes:
+        key, value: (1, G, l, D) for every row, or (B, G, l, D); a gated value has H heads, and so has its key.
+        visible: (B, 1, 1, l), False where a row's prefix is padded or absent; None where none is.
+    """
+
+    key: Tensor
+    value: Tensor
+    visible: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Everything that one attention call reads.
+
+    Attributes:
+        joint: the prefix in the tokens' softmax.
+        apart: prefixes with a softmax of their own; each row reads one of each, or a row of zeros.
+        complete: whether these are all; otherwise the adapters also add terms that are no softmax.
+    """
+
+    joint: Segment | None
+    apart: list[Segment]
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Keys and values (1, G, l, D) for some rows of a batch, or for all (None)."""
+
+    key: Tensor
+    value: Tensor
+    rows: Tensor | None
+
+
+def together(joint: list[list[Piece]], apart: list[list[Piece]], batch: int, complete: bool) -> Segments:
+    """For each adapter its pieces in the tokens' softmax and its pieces with their own → what B rows read."""
+    in_softmax = [side_by_side(pieces) for pieces in joint if pieces]
+    turns = ([pieces[turn] for pieces in apart if len(pieces) > turn] for turn in range(max(map(len, apart))))
+    return Segments(
+        over_rows(in_softmax, batch) if in_softmax else None, [over_rows(pieces, batch) for pieces in turns], complete
+    )
+
+
+def side_by_side(pieces: Sequence[Piece]) -> Piece:
+    """One prefix of several for the same rows."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece(torch.cat([p.key for p in pieces], 2), torch.cat([p.value for p in pieces], 2), pieces[0].rows)
+
+
+def over_rows(pieces: Sequence[Piece], batch: int) -> Segment:
+    """Of prefixes for disjoint rows, the prefix of each row of a batch; a row without one sees none."""
+    if pieces[0].rows is None:
+        return Segment(pieces[0].key, pieces[0].value)
+    heads = max(piece.key.shape[1] for piece in pieces)
+    longest = max(piece.key.shape[2] for piece in pieces)
+    device = pieces[0].key.device
+    owner = torch.full((batch,), len(pieces), device=device)  # index of each row's piece; zeros stand behind the last
+    lengths = torch.zeros(batch, dtype=torch.long, device=device)
+    for index, piece in enumerate(pieces):
+        owner[piece.rows] = index
+        lengths[piece.rows] = piece.key.shape[2]
+    key = _table([piece.key for piece in pieces], heads, longest)[owner]
+    value = _table([piece.value for piece in pieces], heads, longest)[owner]
+    if all(p.key.shape[2] == longest for p in pieces) and sum(len(p.rows) for p in pieces) == batch:
+        return Segment(key, value)
+    return Segment(key, value, (torch.arange(longest, device=device) < lengths[:, None])[:, None, None])
+
+
+def _table(tensors: Sequence[Tensor], heads: int, longest: int) -> Tensor:
+    """(1, G, l_a, D) each → (A + 1, heads, longest, D), zeros where there is nothing."""
+    alike = [pad(repeat_heads(x, heads // x.shape[1]), (0, 0, 0, longest - x.shape[2])) for x in tensors]
+    return torch.cat([*alike, torch.zeros_like(alike[0])])

@@ -154,7 +154,8 @@ class Point(Method):
         sites = layout.select(self.layers, self.attention)
         shared, modules = self.source.build(sites, start)
         prefixes = {site: Prefix(modules[site], self.combine.build(site.num_heads), self.dropout) for site in sites}
-        moves_text = layout.learned_positions and self.source.in_context
+        in_softmax = all(prefix.joins_softmax for prefix in prefixes.values())  # only there it can stand for tokens
+        moves_text = layout.learned_positions and self.source.in_context and in_softmax
         return Part(method, shared, prefixes, shift=self.source.length if moves_text else 0)
 
 

@@ -32,7 +32,9 @@ class PrefixMemory(Method):
     """
 
     name: ClassVar[str] = "prefix-memory"
-    citation: ClassVar[str] = "Wang et al., PrefixMemory-Tuning: Modernizing Prefix-Tuning by Decoupling the Prefix from Attention"
+    citation: ClassVar[str] = (
+        "Wang et al., PrefixMemory-Tuning: Modernizing Prefix-Tuning by Decoupling the Prefix from Attention"
+    )
 
     features: Literal["elu", "elu+1", "gelu"] = "elu"
     rotated: bool = False

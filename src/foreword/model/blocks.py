@@ -43,7 +43,10 @@ class Events:
         self.attentions = attentions
         self._all = events
         wrapped = {
-            inner for layer in model.modules() if isinstance(layer, BaseTunerLayer) for inner in list(layer.modules())[1:]
+            inner
+            for layer in model.modules()
+            if isinstance(layer, BaseTunerLayer)
+            for inner in list(layer.modules())[1:]
         }
         self.visible = [event for event in events if event.module not in wrapped]
         self._of = {event.module: event for event in self.visible}
@@ -90,9 +93,7 @@ def output_of(events: Events, attention: nn.Module, moment: int, kind: str) -> B
     [output, *_] = _linears(events, events.after(moment, _sublayer(events, attention)), kind)
     inside = output.module in set(attention.modules())
     module = attention if inside else output.module
-    return replace(
-        _block(events, attention, module, f"{kind}-output"), linears=[output], post_norm=None
-    )
+    return replace(_block(events, attention, module, f"{kind}-output"), linears=[output], post_norm=None)
 
 
 def ffn_of(events: Events, path: str, in_encoder: bool) -> Block | None:

@@ -86,7 +86,9 @@ def _frame(args: tuple, kwargs: dict[str, Any]) -> Frame | None:
 
 
 INPUTS = ("hidden_states", "input_ids", "inputs_embeds", "input_features")  # keywords of layers and stacks
-CHECKPOINT = "_gradient_checkpointing_func"  # of transformers' layers: called with a partial of `forward` and its arguments
+CHECKPOINT = (
+    "_gradient_checkpointing_func"  # of transformers' layers: called with a partial of `forward` and its arguments
+)
 
 
 @dataclass

@@ -58,7 +58,12 @@ class PeftPart(Part):
         self.host, self.name, self.key = host, name, f"{name}-{index}"
         model = host.model
         paths = [block.path for block in self.targets]
-        with _everything_else_kept(model), _wrappers_off(model, paths), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with (
+            _everything_else_kept(model),
+            _wrappers_off(model, paths),
+            torch.random.fork_rng(devices=[]),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # of what PEFT says about a second adapter
             torch.manual_seed(self.seed)
             try:
@@ -72,7 +77,9 @@ class PeftPart(Part):
             self.modules[block] = _Owned(layer, self.key).to(dtype=dtype).requires_grad_(True)
             _cast_frozen(layer, self.key, dtype)
         self._handles = [
-            layer.register_forward_pre_hook(self.choose_rows, with_kwargs=True) for layer in self.layers.values() if self.mixes
+            layer.register_forward_pre_hook(self.choose_rows, with_kwargs=True)
+            for layer in self.layers.values()
+            if self.mixes
         ]
         if self.mixes:
             host.watch_layers()

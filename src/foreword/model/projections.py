@@ -66,7 +66,8 @@ def _trace(site: Site) -> dict[str, str]:
         return outputs[name]
 
     handles = [
-        linear.module.register_forward_hook(lambda m, a, o, name=linear.name: cut(m, a, o, name)) for linear in site.linears
+        linear.module.register_forward_hook(lambda m, a, o, name=linear.name: cut(m, a, o, name))
+        for linear in site.linears
     ]
     try:
         with torch.enable_grad():
@@ -76,10 +77,14 @@ def _trace(site: Site) -> dict[str, str]:
             found = {}
             for role in ROLES:
                 state = getattr(made, role)
-                gradients = torch.autograd.grad(state.sum(), list(outputs.values()), allow_unused=True, retain_graph=True)
+                gradients = torch.autograd.grad(
+                    state.sum(), list(outputs.values()), allow_unused=True, retain_graph=True
+                )
                 reached = [name for name, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
                 if not reached:
-                    raise ForewordError(f"can't find the linear layer that makes the {role} of {type(site.module).__name__}")
+                    raise ForewordError(
+                        f"can't find the linear layer that makes the {role} of {type(site.module).__name__}"
+                    )
                 found[role] = reached[-1]
     finally:
         for handle in handles:

@@ -87,5 +87,5 @@ def _real_tokens(mask: Any, batch: int, length: int, device: torch.device) -> Te
         return torch.ones(batch, length, dtype=torch.bool, device=device)
     if mask.dim() == 2:
         return mask[:, -length:].bool()
-    seen = mask[:, 0, -1, :length]  # by the last token
+    seen = mask[:, 0].diagonal(dim1=-2, dim2=-1)[:, :length]  # what is no padding sees itself, in a window too
     return (seen if seen.dtype == torch.bool else seen == 0).expand(batch, -1)

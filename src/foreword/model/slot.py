@@ -23,7 +23,7 @@ class Prefix(nn.Module):
         source: module that gives the keys (G, l, D_k) and values (G, l, D_v).
         combine: module with the equation that joins them to the tokens' attention.
         dropout: probability of dropping an entry of the keys and values in training.
-        adapter: name of its adapter, once it is placed.
+        owner: name of its adapter, once it is placed.
     """
 
     def __init__(self, source: nn.Module, combine: nn.Module, dropout: float = 0.0) -> None:
@@ -31,7 +31,7 @@ class Prefix(nn.Module):
         self.source = source
         self.combine = combine
         self.dropout = dropout
-        self.adapter = ""  # name of the adapter that it belongs to
+        self.owner = ""
 
     @property
     def joins_softmax(self) -> bool:
@@ -65,7 +65,7 @@ class Prefix(nn.Module):
 
     def key_value(self, site: Site, shared: Any) -> KeyValue:
         """Keys (G, l, D_k) and values (G, l, D_v); `shared` is what the adapter computed once for all sites."""
-        with alone(self.adapter):  # its changes of the projections hold for its own prompts too
+        with alone(self.owner):  # its changes of the projections hold for its own prompts too
             key, value = self.source(site, shared)
         return (
             nn.functional.dropout(key, self.dropout, self.training),
@@ -108,12 +108,12 @@ class Slot(nn.Module):
         if adapter not in self.adapters:
             self.adapters[adapter] = nn.ModuleDict()
         self.adapters[adapter][str(part)] = prefix
-        prefix.adapter = adapter
+        prefix.owner = adapter
         if prefix.reads_input and self._handle is None:
             self._handle = self.site.module.register_forward_pre_hook(_with_call, with_kwargs=True)
 
     def readers(self, plan: Plan) -> list[Reader]:
-        """The prefixes that `plan` reads here, one by one: those in the tokens' softmax, then those added to its output."""
+        """The prefixes that `plan` reads here: those in the tokens' softmax first, then those added to its output."""
         readers = [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self._read_by(plan)]
         return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
 
@@ -134,6 +134,11 @@ class Slot(nn.Module):
 
     def joins_softmax(self, plan: Plan) -> bool:
         return any(prefix.joins_softmax for prefix, _, _ in self._read_by(plan))
+
+    def splits_softmax(self, plan: Plan) -> bool:
+        """Whether `segments` leaves out a prefix that is in the tokens' softmax."""
+        left_out = lambda: any(p.joins_softmax and not _stacks(p) for p, _, _ in self._read_by(plan))  # noqa: E731
+        return plan.remember((self, "splits", *plan.rows.items()), left_out)
 
     def joins_unstacked(self, plan: Plan) -> bool:
         """Whether a prefix in the tokens' softmax can't be put together with others."""

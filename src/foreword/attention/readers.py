@@ -147,6 +147,8 @@ def _obstacle(slot, plan, module, query, key, value, kwargs) -> str | None:
         return f"keys have width {widths[0]} and values {widths[1]}"
     if not is_fused(device, dtype):
         return f"no kernel for {dtype} on {device} passed its probe"
+    if slot.splits_softmax(plan):
+        return "a prefix in the tokens' softmax differs from call to call"
     reason = None
     if kwargs.get("s_aux") is not None:
         reason = "the softmax has sinks"

@@ -26,5 +26,8 @@ test: $(BIN)/.ready  ## lint, type-check and test
 conformance: $(BIN)/.ready  ## print what works on which architecture, and write docs/conformance.md
 	OMP_NUM_THREADS=2 $(BIN)/python -m tests.conformance --output docs/conformance.md
 
+docs: $(BIN)/.ready  ## write the pages that follow from the registry
+	$(BIN)/python docs/make.py
+
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache

@@ -7,8 +7,8 @@ Both are operators of PyTorch's library (`torch.ops.foreword`) with shapes for t
 compiled model has no break at them. Beyond inputs and output they keep nothing for the backward but the lse (B, H, T).
 
 A prefix that all rows share is read as one: the queries of the batch are folded into one long row, (B, H, T, D) →
-(1, H, B·T, D), which in the layout of a transformers model is a view. Its gradients come out summed over the batch, and no
-key is copied.
+(1, H, B·T, D), which in the layout of a transformers model is a view. Its gradients come out summed over the batch, and
+no key is copied.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """PyTorch's fused attention over one segment of keys, with its log-sum-exp and its backward, behind one interface.
 
-The kernels are private operators of ATen, so each is probed before its first use on a device and dtype: it must reproduce
-a small joint softmax, forward and backward. One that is absent, raises or differs is never called again, and the reference
-path answers instead.
+The kernels are private operators of ATen, so each is probed before its first use on a device and dtype: it must
+reproduce a small joint softmax, forward and backward. One that is absent, raises or differs is never called again, and
+the reference path answers instead.
 
 The backward of every flash kernel computes, from the output o and the log-sum-exp of its rows,
 
     p = exp(s − lse),   δ = Σ_d do·o,   ds = p (do Vᵀ − δ),   dq = ds K,   dK = dsᵀ q,   dV = pᵀ do.
 
-Nothing in it says that o and lse belong to the same keys. Given those of a softmax over more keys than it sees, it returns
-the exact gradients of its share of that softmax (the identity behind ring attention, Liu et al. 2023).
+Nothing in it says that o and lse belong to the same keys. Given those of a softmax over more keys than it sees, it
+returns the exact gradients of its share of that softmax (the identity behind ring attention, Liu et al. 2023).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Kernel(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """o (B, H, T, D) and lse (B, H, T).
 
-        query (B, H, T, D); key, value (B, G, S, D); mask additive (B | 1, H | 1, T | 1, S) or None; causal: query t sees
-        keys 0 … t.
+        query (B, H, T, D); key, value (B, G, S, D); mask additive (B | 1, H | 1, T | 1, S) or None; causal: query t
+        sees keys 0 … t.
         """
         ...
 
@@ -72,9 +72,9 @@ class FlashCPU:
     name = "_scaled_dot_product_flash_attention_for_cpu"
     takes_mask = True
 
-    # Up to this many scores a head, the backward in half precision spends its time on the set-up of small matrix products:
-    # with 9 heads of width 64, 4×128 tokens take 18 ms in bf16 and 6 ms in fp32 with the conversions, 4×512 tokens 63 and
-    # 64 (one core of a Xeon with AMX).
+    # Up to this many scores a head, the backward in half precision spends its time on the set-up of small matrix
+    # products: with 9 heads of width 64, 4×128 tokens take 18 ms in bf16 and 6 ms in fp32 with the conversions, 4×512
+    # tokens 63 and 64 (one core of a Xeon with AMX).
     small = 2**17
 
     def forward(self, query, key, value, mask, causal, scaling):

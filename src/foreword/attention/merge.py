@@ -65,8 +65,8 @@ def attend(
         sinks: (H,) scores that take attention mass and give no value (gpt-oss); they count in the lse.
 
     Returns:
-        o (B, H, T, D_v), lse (B, H, T) in fp32 or better, and the weights (B, H, T, S). A row whose keys are all masked has an
-        lse near the lowest fp32 number and a finite o, so that `merge` gives it no weight and no gradient.
+        o (B, H, T, D_v), lse (B, H, T) in fp32 or better, and the weights (B, H, T, S). A row whose keys are all masked
+        has an lse near the lowest fp32 number and a finite o, so that `merge` gives it no weight and no gradient.
     """
     scores = scoring.scores(query, key)  # (B, H, T, S)
     lowest = torch.finfo(scores.dtype).min

@@ -1,8 +1,8 @@
 """The prefixes of one attention call, put together so that few calls read them all.
 
-Prefixes in the tokens' softmax are one prefix, however many an adapter has: their keys stand side by side. Prefixes with a
-softmax of their own stay apart within a row, but the first of every row can be read together, then the second. Rows with
-different adapters get a prefix each, padded to the longest.
+Prefixes in the tokens' softmax are one prefix, however many an adapter has: their keys stand side by side. Prefixes with
+a softmax of their own stay apart within a row, but the first of every row can be read together, then the second. Rows
+with different adapters get a prefix each, padded to the longest.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -32,7 +33,9 @@ class Host(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.layout: Layout = survey(model)  # a dataclass, so that the model is not registered as a child of its own child
+        self.layout: Layout = survey(
+            model
+        )  # a dataclass, so that the model is not registered as a child of its own child
         self.adapters: dict[str, Any] = {}
         self.active: str | None = None
         self.shared = nn.ModuleDict()  # adapter → part → module evaluated once a forward
@@ -126,7 +129,9 @@ class Host(nn.Module):
         cache = arguments.get("cache", arguments.get("past_key_values"))
         parts_of = {name: self.adapters[name].parts for name in rows}
         prompt = None
-        if "input_features" not in arguments and any(part.reads_prompt for parts in parts_of.values() for part in parts):
+        if "input_features" not in arguments and any(
+            part.reads_prompt for parts in parts_of.values() for part in parts
+        ):
             is_target = stack not in self.layout.encoders
             prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, is_target)
         plan = Plan(rows, memory=self._memory(cache, length), prompt=prompt)
@@ -148,15 +153,10 @@ class Host(nn.Module):
         if batch % len(names):
             raise ForewordError(f"rows names {len(names)} adapters for a batch of {batch} rows")
         repeats = batch // len(names)  # beams and samples of a row stand side by side
-        every = [name for name in names for _ in range(repeats)]
-        present = [name for name in dict.fromkeys(every) if name is not None]
-        if len(present) == 1 and None not in every:
-            return {present[0]: None}
-        device = self.model.device
-        return {
-            name: torch.tensor([row for row, other in enumerate(every) if other == name], device=device)
-            for name in present
-        }
+        every = tuple(name for name in names for _ in range(repeats))
+        if len(set(every)) == 1 and None not in every:
+            return {every[0]: None}
+        return _row_indices(every, self.model.device)
 
     def _memory(self, cache: Any, length: int) -> dict[nn.Module, Any] | None:
         """What earlier steps of this generation computed: kept beside their KV cache, and only without gradients.
@@ -226,3 +226,13 @@ def _batch_and_length(arguments: dict[str, Any]) -> tuple[int, int]:
         if arguments.get(name) is not None:
             return arguments[name].shape[0], arguments[name].shape[1]
     raise ForewordError("the model was called without input_ids or inputs_embeds")
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # a training step may use them later
+def _row_indices(names: Names, device: torch.device) -> dict[str, Tensor]:
+    """Name → indices of its rows. The same tensors every time, so that what is kept for them is found again."""
+    present = dict.fromkeys(name for name in names if name is not None)
+    return {
+        name: torch.tensor([row for row, other in enumerate(names) if other == name], device=device) for name in present
+    }

@@ -1,0 +1,175 @@
+"""Which path each architecture takes, and that the paths and the ways to put prefixes together agree."""
+
+import logging
+
+import pytest
+import torch
+
+import foreword as fw
+import zoo
+from conformance import close, make_case, shake, small, text
+from foreword.attention import readers
+from foreword.attention.readers import watch_paths
+from foreword.model.slot import Slot
+
+REFERENCE = {
+    "gemma2": "soft-capped",
+    "gpt_oss": "sinks",
+    "t5": "bias",
+    "deepseek_v3": "keys have width",
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3", "mixtral", "bart", "bert", *REFERENCE])
+def test_path_of_each_site(architecture: str, caplog: pytest.LogCaptureFixture) -> None:
+    case = make_case(architecture, small("prefix-tuning"))
+    with watch_paths() as paths, caplog.at_level(logging.DEBUG, "foreword"), torch.no_grad():
+        case.model(**case.inputs(text()))
+    assert len(paths) == len(case.adapter.parts[0].modules)
+    reason = REFERENCE.get(architecture)
+    for path in paths.values():
+        assert path == "fused" if reason is None else path.startswith("reference: ") and reason in path
+    assert ("takes the reference path" in caplog.text) == (reason is not None)
+
+
+def test_a_softmax_of_its_own_is_fused_whatever_the_tokens_are() -> None:
+    for architecture in ("gpt_oss", "t5"):
+        case = make_case(architecture, small("zero-init"))
+        with watch_paths() as paths, torch.no_grad():
+            case.model(**case.inputs(text()))
+        assert set(paths.values()) == {"fused"}
+
+
+def test_dropout_of_attention_weights_takes_the_reference_path() -> None:
+    case = make_case("llama", small("prefix-tuning"))
+    for layer in case.model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    case.model.train()
+    with watch_paths() as paths:
+        case.logits(text())
+    assert all("dropped" in path for path in paths.values())
+
+
+COMPOSED = [
+    fw.PrefixTuning(length=3),
+    fw.PrefixTuning(length=4),
+    fw.ZeroInit(length=2, layers=None),
+    fw.ZeroInit(length=5, layers=1),
+    fw.Point(fw.sources.Direct(3, "normal"), fw.combines.Ungated()),
+]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "bart", "mistral-window", "qwen3-wide-heads"])
+@pytest.mark.parametrize("names", [None, ["one", None, "two"], ["two", "one", "one"], ["three", "two", "one"]])
+def test_fused_and_reference_agree(architecture: str, names: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several prefixes in one adapter and another adapter in each row: outputs and every gradient, in float64."""
+    model = zoo.make(architecture, torch.float64)
+    methods = {"one": COMPOSED, "two": COMPOSED[1:3], "three": COMPOSED[4:]}
+    for seed, (name, method) in enumerate(methods.items()):
+        shake(fw.attach(model, method, name), seed)
+    fw.set_active(model, "one")
+    ids = text()
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+
+    def run() -> list[torch.Tensor]:
+        leaves = [p for name in methods for p in model.foreword.adapters[name].trainable_parameters]
+        if names is None:
+            logits = model(**inputs).logits
+        else:
+            with fw.rows(model, names):
+                logits = model(**inputs).logits
+        grads = torch.autograd.grad(logits.square().mean(), leaves, allow_unused=True)
+        return [logits, *(torch.zeros(()) if grad is None else grad for grad in grads)]
+
+    with watch_paths() as paths:
+        fused = run()
+    assert set(paths.values()) == {"fused"}
+    monkeypatch.setattr(readers, "_obstacle", lambda *arguments: "this test")
+    for one, other in zip(fused, run(), strict=True):
+        close(one, other, 1e-9)
+
+
+@torch.no_grad()
+def test_many_tenants_in_one_batch() -> None:
+    """32 rows with adapters of different lengths generate what each generates alone."""
+    model = zoo.make("llama", torch.float64)
+    names: list[str | None] = [None]
+    for seed in range(31):
+        names.append(f"tenant{seed}")
+        method = (
+            fw.ZeroInit(length=3 + seed % 4, layers=None) if seed % 3 == 0 else fw.PrefixTuning(length=1 + seed % 5)
+        )
+        shake(fw.attach(model, method, names[-1]), seed)
+    ids = text(batch=32)
+    with fw.rows(model, names):
+        together = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    for row, name in enumerate(names):
+        fw.set_active(model, name)
+        alone = model.generate(
+            input_ids=ids[row : row + 1], attention_mask=torch.ones(1, ids.shape[1]), max_new_tokens=4, do_sample=False
+        )
+        assert torch.equal(together[row], alone[0]), name
+
+
+def test_a_generation_puts_its_prefixes_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.make("llama")
+    for name in ("one", "two"):
+        fw.attach(model, small("zero-init"), name)
+    whole, calls = Slot._segments, []
+    monkeypatch.setattr(Slot, "_segments", lambda self, *a: calls.append(self) or whole(self, *a))
+    for names in (["one", None, "two"], ["two"]):
+        calls.clear()
+        with fw.rows(model, names):
+            model.generate(input_ids=text(batch=3), max_new_tokens=4, do_sample=False)
+        assert len(calls) == len(set(calls)) > 0
+
+
+def test_rows_of_a_generation_serve_a_training_step() -> None:
+    """What was made in inference mode does not end up in autograd."""
+    case = make_case("llama", small("prefix-tuning"))
+    with fw.rows(case.model, [None, "default", None]):
+        with torch.inference_mode():
+            case.logits(text())
+        case.logits(text()).sum().backward()
+    assert all(parameter.grad is not None for parameter in case.adapter.trainable_parameters)
+
+
+@torch.no_grad()
+def test_another_assignment_of_the_same_adapters_to_a_running_cache() -> None:
+    """What a generation keeps for its rows is not read when the rows change hands."""
+    model = zoo.make("llama")
+    for seed, name in enumerate(("one", "two")):
+        shake(fw.attach(model, small("prefix-tuning"), name), seed)
+    ids, more = text(batch=2), text(batch=2, length=1, seed=8)
+
+    def second_logits(first: list[str], second: list[str]) -> torch.Tensor:
+        with fw.rows(model, first):
+            cache = model(input_ids=ids, use_cache=True).past_key_values
+        with fw.rows(model, second):
+            return model(input_ids=more, past_key_values=cache).logits
+
+    swapped = second_logits(["one", "two"], ["two", "one"])
+    with fw.rows(model, ["one", "two"]):
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+    model.foreword._memories.clear()
+    with fw.rows(model, ["two", "one"]):
+        close(swapped, model(input_ids=more, past_key_values=cache).logits)
+
+
+@pytest.mark.parametrize("method", [fw.PrefixTuning(length=3), fw.ZeroInit(length=3, layers=None, opening=0.5)])
+def test_a_compiled_layer_has_no_break(method: fw.Method) -> None:
+    case = make_case("llama", method)
+    layer, calls = case.model.model.layers[1], []
+    handle = layer.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+    case.logits(text())
+    handle.remove()
+    (hidden, *args), kwargs = calls[0]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    leaves = [hidden.detach().requires_grad_(), *layer.self_attn.foreword.parameters()]
+    for run in (compiled, layer):
+        out = run(leaves[0], *args, **kwargs)
+        grads = torch.autograd.grad(out.square().sum(), leaves)
+        if run is compiled:
+            expected = [out, *grads]
+    for one, other in zip([out, *grads], expected, strict=True):
+        close(one, other)

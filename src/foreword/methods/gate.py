@@ -30,13 +30,14 @@ class PromptGate(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, plan: Plan, rows: Tensor | None) -> Tensor:
-        """x (B, T, d) of some rows of a batch → γ (B, 1, 1) of those rows, in the dtype of x."""
-        return plan.remember((self, "gate"), lambda: self._mean(x, plan.prompt, rows))
+        """x (B, …, T, d) of some rows of a batch → γ (B, 1, …, 1) of those rows, in the dtype of x."""
+        gate = plan.remember((self, "gate"), lambda: self._mean(x.flatten(1, -2), plan.prompt, rows))
+        return gate.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
 
     def _mean(self, x: Tensor, prompt: Tensor | None, rows: Tensor | None) -> Tensor:
         opening = torch.sigmoid(x.to(self.weight.dtype) @ self.weight + self.bias)  # (B, T)
         if prompt is None:
-            return opening.mean(1)[:, None, None].to(x.dtype)
+            return opening.mean(1)
         prompt = prompt if rows is None else prompt[rows]
-        mean = (opening * prompt).sum(1) / prompt.sum(1).clamp(min=1)
-        return mean[:, None, None].to(x.dtype)
+        opening = opening[:, : prompt.shape[1]]  # a layer that reads its static cache is given empty places behind it
+        return (opening * prompt).sum(1) / prompt.sum(1).clamp(min=1)

@@ -19,7 +19,16 @@ def shaken(model, method, name="default", std=0.3):
     return adapter
 
 
-EVERYTHING = ["prefix-tuning", "zero-init", "parallel-adapter", "adapter", "multihead-adapter", "lora", "ia3", "llama-adapter-v2"]
+EVERYTHING = [
+    "prefix-tuning",
+    "zero-init",
+    "parallel-adapter",
+    "adapter",
+    "multihead-adapter",
+    "lora",
+    "ia3",
+    "llama-adapter-v2",
+]
 
 
 @torch.no_grad()
@@ -122,7 +131,9 @@ def test_a_prompt_is_read_through_its_adapters_own_projections(ids):
     state = {name: tensor.clone() for name, tensor in adapter.state_dict().items()}
     fw.detach(model, "other")
     fw.detach(model, "default")
-    for i, layer in enumerate(model.model.layers):  # merge the LoRA; the prompts go on through what it makes of the weights
+    for i, layer in enumerate(
+        model.model.layers
+    ):  # merge the LoRA; the prompts go on through what it makes of the weights
         for name in ("q_proj", "v_proj"):
             own = f"1.linear.{i}.self_attn-{name}"
             delta = state[f"{own}.lora_B.weight"] @ state[f"{own}.lora_A.weight"]

@@ -95,7 +95,9 @@ def test_i17_lora_merges_into_the_weights(llama, ids):
 def test_beside_a_lora_of_the_users(llama, ids, method):
     """It keeps its gradients, its place and its output, and PEFT's mark on the model stays PEFT's."""
     model = llama.model
-    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False), model, "mine")
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False), model, "mine"
+    )
     own = llama.logits(ids)
     modules = {name: id(module) for name, module in model.named_modules()}
     gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -119,7 +121,9 @@ def test_beside_a_lora_of_the_users(llama, ids, method):
 def test_a_lora_injected_after_a_prefix(llama, ids):
     adapter = fw.attach(llama.model, fw.PrefixTuning(length=3))
     prefixed = llama.logits(ids)
-    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False), llama.model, "late")
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False), llama.model, "late"
+    )
     assert (llama.logits(ids) - prefixed).abs().max() > 1e-2
     fw.detach(llama.model, adapter.name)
     assert any("late" in name for name, _ in llama.model.named_parameters())
@@ -154,7 +158,11 @@ def test_bitfit_trains_biases_alone(ids):
     adapter = fw.attach(model, "bitfit")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if name.endswith("bias")}
-    assert adapter.num_trainable == adapter.num_stored == sum(p.numel() for n, p in model.named_parameters() if "bias" in n)
+    assert (
+        adapter.num_trainable
+        == adapter.num_stored
+        == sum(p.numel() for n, p in model.named_parameters() if "bias" in n)
+    )
 
 
 def test_bitfit_refuses_a_model_without_biases():
@@ -195,7 +203,9 @@ def test_an_inactive_tenant_is_saved_with_its_own_values(ids, tmp_path):
     tuned = model(ids).logits
     fw.set_active(model, None)
     adapter.save(tmp_path)
-    fresh = zoo.make("llama").model  # another class around the same layers has no head: its own are enough to be refused
+    fresh = zoo.make(
+        "llama"
+    ).model  # another class around the same layers has no head: its own are enough to be refused
     with pytest.raises(fw.ForewordError, match="unknown 0.weights.lm_head.weight"):
         fw.load(fresh, tmp_path)
     other = zoo.make("llama")

@@ -36,7 +36,7 @@ class Frame:
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.frames: list[Frame | None] = []
+        self.frames: list[tuple[Any, Frame | None]] = []  # who keeps it, and the frame; the innermost last
 
 
 _running = _Running()
@@ -44,7 +44,7 @@ _running = _Running()
 
 def current() -> Frame | None:
     """The frame of the innermost running layer or stack; None where it reads no adapter."""
-    return _running.frames[-1] if _running.frames else None
+    return _running.frames[-1][1] if _running.frames else None
 
 
 def watch(module: nn.Module) -> list[Any]:
@@ -57,20 +57,21 @@ def watch(module: nn.Module) -> list[Any]:
 
 
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    _running.frames.append(_frame(args, kwargs))
+    _running.frames.append((module, _frame(args, kwargs)))
     checkpoint = getattr(module, CHECKPOINT, None)
     if checkpoint is not None and not isinstance(checkpoint, FramedCheckpoint):
         setattr(module, CHECKPOINT, FramedCheckpoint(checkpoint))
 
 
 def _leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-    _running.frames.pop()
+    if _running.frames and _running.frames[-1][0] is module:  # not where an earlier hook refused the call
+        _running.frames.pop()
 
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
     """Within the block the adapter `name` computes something of its own, as a batch of one row that reads it."""
-    _running.frames.append(Frame(Plan({name: None}), 1))
+    _running.frames.append((name, Frame(Plan({name: None}), 1)))
     try:
         yield
     finally:
@@ -87,7 +88,7 @@ def _frame(args: tuple, kwargs: dict[str, Any]) -> Frame | None:
 
 INPUTS = ("hidden_states", "input_ids", "inputs_embeds", "input_features")  # keywords of layers and stacks
 CHECKPOINT = (
-    "_gradient_checkpointing_func"  # of transformers' layers: called with a partial of `forward` and its arguments
+    "_gradient_checkpointing_func"  # of transformers' layers: called with a partial of `forward`, and arguments
 )
 
 
@@ -102,7 +103,7 @@ class FramedCheckpoint:
 
 
 def _run_framed(forward: partial, *args: Any) -> Any:
-    _running.frames.append(_frame(args, forward.keywords))
+    _running.frames.append((forward, _frame(args, forward.keywords)))
     try:
         return forward(*args)
     finally:

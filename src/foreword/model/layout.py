@@ -133,7 +133,9 @@ class Site:
         hidden = hidden[None].to(self.dtype)
         if norm and self.norm is not None:
             hidden = self.norm(hidden)
-        projection = self.run({name: hidden for name, value in self.call.arguments.items() if is_states(value)}, positions)
+        projection = self.run(
+            {name: hidden for name, value in self.call.arguments.items() if is_states(value)}, positions
+        )
         return projection.key[0], projection.value[0]
 
     def raw_query(self, arguments: dict[str, Any]) -> Tensor:

@@ -18,7 +18,7 @@ IGNORED = -100  # label of a token that is not trained on
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.prompts: list[Tensor | None] = []  # of the calls that are running, the innermost last
+        self.prompts: list[tuple[Any, Tensor | None]] = []  # who says so, and the prompt; the innermost last
 
 
 _running = _Running()
@@ -35,7 +35,7 @@ def known_prompt(mask: Tensor | None) -> Iterator[None]:
         with fw.known_prompt(labels == -100):
             logits = model(input_ids).logits
     """
-    _running.prompts.append(mask)
+    _running.prompts.append((known_prompt, mask))
     try:
         yield
     finally:
@@ -52,12 +52,16 @@ def watch_labels(model: nn.Module) -> list[RemovableHandle]:
 
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     labels = by_name(module, args, kwargs).get("labels")
-    outer = _running.prompts[-1] if _running.prompts else None
-    _running.prompts.append(outer if labels is None else labels == IGNORED)
+    _running.prompts.append((module, _known() if labels is None else labels == IGNORED))
 
 
 def _leave(module: nn.Module, args: tuple, output: Any) -> None:
-    _running.prompts.pop()
+    if _running.prompts and _running.prompts[-1][0] is module:  # not where an earlier hook refused the call
+        _running.prompts.pop()
+
+
+def _known() -> Tensor | None:
+    return _running.prompts[-1][1] if _running.prompts else None
 
 
 def prompt_of(mask: Any, batch: int, length: int, device: torch.device, is_target: bool) -> Tensor:
@@ -71,7 +75,7 @@ def prompt_of(mask: Any, batch: int, length: int, device: torch.device, is_targe
         is_target: whether these are the tokens that labels and `known_prompt` are about, not those of an encoder.
     """
     real = _real_tokens(mask, batch, length, device)
-    known = _running.prompts[-1] if is_target and _running.prompts else None
+    known = _known() if is_target else None
     if known is None:
         return real
     leading = known.to(device).long().cumprod(-1).bool()[:, :length]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import transformers as hf
-import zoo
 from transformers import masking_utils
 
 import foreword as fw
+import zoo
 from foreword.count import counted, fit_budget, formula, num_own, table
 from foreword.model.survey import survey
 from foreword.space import Count

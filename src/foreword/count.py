@@ -39,8 +39,8 @@ class Row:
 def formula(method: Method | str, layout: Layout) -> Count:
     """Trainable and stored parameters of a method, or a registry name with its defaults, on a surveyed model.
 
-    Closed formulas over the shapes of the model, written apart from the modules that they count. Raises `ForewordError` where the
-    model can't take the method.
+    Closed formulas over the shapes of the model, written apart from the modules that they count. Raises
+    `ForewordError` where the model can't take the method.
     """
     return resolve(method).count(layout)
 

@@ -2,14 +2,15 @@
 
     source      where the extra keys and values come from        foreword.sources
     combine     how they meet the tokens' attention              foreword.combines
-    site        which layers, which attention                    `layers` and `attention`
+    site        which layers, which attention; a sublayer        `layers`, `attention`, `site`; foreword.model.layout
     aggregate   what joins several rows of a batch into one      none, but for ParScale
 
-A method is a frozen dataclass in `foreword.methods`, one paper a file. Its fields are its hyperparameters: the flags of the command
-line, the keys of a YAML file and of an adapter's JSON. A point that no paper named is `Point(source=…, combine=…)`.
+A method is a frozen dataclass in `foreword.methods`, one paper a file. Its fields are its hyperparameters: the flags
+of the command line, the keys of a YAML file and of an adapter's JSON. A point that no paper named is `Point(source=…,
+combine=…)`.
 
-Shapes everywhere: B batch, T text tokens, S keys, H query heads, G key/value heads, D head width, d hidden width, l prefix
-tokens, L layers.
+Shapes everywhere: B batch, T text tokens, S keys, H query heads, G key/value heads, D head width, d hidden width, l
+prefix tokens, L layers.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Source(Protocol):
     """Where keys and values come from.
 
     `build` returns a module that is evaluated once a forward (or None), and a module for each site, whose
-    `forward(site, shared)` gives keys (G, l, D_k) and values (G, l, D_v). A site's module that is a reparameterisation has
-    `fold(site, shared)`, which returns the module of its stored form.
+    `forward(site, shared)` gives keys (G, l, D_k) and values (G, l, D_v). A site's module that is a
+    reparameterisation has `fold(site, shared)`, which returns the module of its stored form.
 
     Attributes:
         length: l, prefix tokens.
@@ -77,8 +78,9 @@ class Count:
 class Method:
     """A configuration that can be placed on a model; a subclass is one method of the registry.
 
-    A subclass sets `name` (in the registry, on the command line, in adapter files), `citation` and `learning_rate` (AdamW's, the
-    default of training), `size` (the field that its parameters grow with; None where there is none), and defines one of
+    A subclass sets `name` (in the registry, on the command line, in adapter files), `citation` and `learning_rate`
+    (AdamW's, the default of training), `size` (the field that its parameters grow with; None where there is none),
+    and defines one of
         `point`     where the method is a source of keys and values with a way to combine them,
         `build`     where it places other modules,
         `compose`   where it is several methods at once.
@@ -130,7 +132,8 @@ class Point(Method):
     Args:
         source: where keys and values come from, one of `foreword.sources`.
         combine: how they meet the tokens' attention, one of `foreword.combines`.
-        layers: None for every layer, n for the top n attention layers, a list of layer numbers, or "upper" for all but the
+        layers: None for every layer, n for the top n attention layers, a list of layer numbers, or "upper" for all
+        but the
             lowest two.
         attention: "all", or some of "self", "cross", "encoder" joined by "+".
         dropout: on the keys and values, in training.

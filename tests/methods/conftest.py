@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import equations
 import pytest
 import torch
-import zoo
-import equations
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import foreword as fw
+import zoo
 
 
 def _llama_of_all_heads() -> PreTrainedModel:

@@ -1,8 +1,8 @@
 """Three models written from their equations, with a place for every term that a method of the family adds.
 
-`Llama` (grouped queries, rotary positions, RMS norms, a gated FFN), `GPT2` (all heads, learned positions, one fused projection) and
-`Bart` (an encoder-decoder whose norms stand behind the residual sums). They share with the library and with transformers only the
-weights. A method is a subclass of `Terms`.
+`Llama` (grouped queries, rotary positions, RMS norms, a gated FFN), `GPT2` (all heads, learned positions, one fused
+projection) and `Bart` (an encoder-decoder whose norms stand behind the residual sums). They share with the library
+and with transformers only the weights. A method is a subclass of `Terms`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEGATIVE = -1e30
 
 
 class Terms:
-    """The frozen model: every place gives back what it got. Sites are named as in adapter files: "self.0", "ffn.1", …"""
+    """The frozen model: every place gives back what it got. Sites have their names in files: "self.0", "ffn.1", …"""
 
     first_position = 0  # of the text, where positions are learned
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import zoo
 
 import foreword as fw
+import zoo
 from foreword import combines, sources
 from foreword.count import counted
 from foreword.space import resolve
@@ -120,7 +120,7 @@ def test_learned_positions_move_only_for_a_prefix_that_stands_in_the_context():
 
 @torch.no_grad()
 def test_a_prompt_is_read_through_its_adapters_own_projections(ids):
-    """Zero-init prompts and a LoRA in one adapter: keys and values of the prompt are those of the adapted projections."""
+    """Zero-init prompts and a LoRA in one adapter: the prompt's keys and values come from the adapted layers."""
     model = zoo.make("llama")
     adapter = shaken(model, [fw.ZeroInit(length=3, layers=3), fw.Lora(r=4, alpha=8.0)])
     expected = model(ids).logits

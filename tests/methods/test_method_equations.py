@@ -90,7 +90,7 @@ def test_sequential_adapter(twin, ids, site, places):
 
 
 class Pfeiffer(Terms):
-    """Behind the FFN; where a norm stands behind the residual sum, in front of that norm, reading the normalised sum."""
+    """Behind the FFN; where a norm stands behind the residual sum, in front of it, reading the normalised sum."""
 
     def __init__(self, state, post_norm):
         self.state, self.post_norm = state, post_norm

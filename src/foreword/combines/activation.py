@@ -36,7 +36,7 @@ class HeadNetwork(nn.Module):
     def forward(
         self, query: Tensor, out: Tensor, lse: Tensor | None, key: Tensor, value: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor | None]:
-        """query, out (B, H, T, D), key and value (B | 1, G | H, r, D) → out plus the networks' output; lse unchanged."""
+        """query, out (B, H, T, D), key, value (B | 1, G | H, r, D) → out plus the networks' output; the same lse."""
         hidden = torch.relu(Scoring(scaling=1.0).scores(query, key))  # (B, H, T, r)
         hidden = nn.functional.dropout(hidden, scoring.dropout, training=scoring.dropout > 0)
         return out + weigh(hidden, value).to(out.dtype), lse

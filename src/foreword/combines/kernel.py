@@ -16,8 +16,8 @@ FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu, "elu+1": lambda x
 class Kernel:
     """o_h = softmax(q_h Kᵀ/√D) V + φ(q_h)ᵀ M_h,  M_h = Σ_j φ(k_j) v_jᵀ.
 
-    Linear attention over the prefix without a normaliser, apart from the tokens' softmax (Prefix-Tuning+). With the source
-    `Memory`, M is free; with another one it has at most rank l. No parameters of its own.
+    Linear attention over the prefix without a normaliser, apart from the tokens' softmax (Prefix-Tuning+). With the
+    source `Memory`, M is free; with another one it has at most rank l. No parameters of its own.
 
     Args:
         features: φ, "elu", "elu+1" or "gelu".
@@ -45,7 +45,7 @@ class LinearAttention(nn.Module):
     def forward(
         self, query: Tensor, out: Tensor, lse: Tensor | None, key: Tensor, value: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor | None]:
-        """query, out (B, H, T, D), key and value (B | 1, G | H, l, D) → out plus what the queries read; lse unchanged."""
+        """query, out (B, H, T, D), key, value (B | 1, G | H, l, D) → out plus what the queries read; the same lse."""
         feature_map = FEATURES[self.features]
         if self.mapped_keys:
             key = feature_map(full_precision(key))

@@ -20,9 +20,9 @@ class SequentialAdapter(Method):
 
         h ← h + ReLU(h W_d + b_d) W_u + b_u,  W_d (d, r), W_u (r, d)
 
-    Houlsby et al. put one behind the attention and one behind the FFN of each layer, before the residual sum; Pfeiffer et al. only the
-    one behind the FFN, which in a post-norm model reads the normalised residual sum s: s ← s + A(LN(s)), and LN once more.
-    Trainable and stored: 2·r·d + r + d an adapter.
+    Houlsby et al. put one behind the attention and one behind the FFN of each layer, before the residual sum;
+    Pfeiffer et al. only the one behind the FFN, which in a post-norm model reads the normalised residual sum s: s ← s
+    + A(LN(s)), and LN once more. Trainable and stored: 2·r·d + r + d an adapter.
 
     Use it as the classical baseline. At equal size a parallel adapter is better.
 

@@ -18,9 +18,9 @@ class DeepPrompt(Method):
 
         H^{i+1} = [p^{i+1}; H̄^{i+1}],  K = R_{j−l}(W_k LN(p_j)),  V = W_v LN(p_j)
 
-    Each layer drops what the previous one made of its prefix rows and reads fresh ones, through its own norm, frozen projections
-    and rotary embedding. Trainable and stored: L·l·d. (The released code of P-tuning v2 trains free keys and values instead:
-    that is `prefix-tuning`.)
+    Each layer drops what the previous one made of its prefix rows and reads fresh ones, through its own norm, frozen
+    projections and rotary embedding. Trainable and stored: L·l·d. (The released code of P-tuning v2 trains free keys
+    and values instead: that is `prefix-tuning`.)
 
     Args:
         length: l, rows.
@@ -30,7 +30,8 @@ class DeepPrompt(Method):
 
     name: ClassVar[str] = "deep-prompt"
     citation: ClassVar[str] = (
-        "Liu et al., P-Tuning v2: Prompt Tuning Can Be Comparable to Fine-tuning Universally Across Scales and Tasks, ACL 2022; "
+        "Liu et al., P-Tuning v2: Prompt Tuning Can Be Comparable to Fine-tuning Universally Across Scales and Tasks, "
+        "ACL 2022; "
         "Petrov et al., When Do Prompting and Prefix-Tuning Work?, ICLR 2024"
     )
     size: ClassVar[str | None] = "length"

@@ -14,8 +14,8 @@ GATE_STD = 0.02
 class PromptGate(nn.Module):
     """γ = mean over the prompt's tokens t of σ(x_t w + b), w (d,), b a number.
 
-    Padding and, in training, the tokens to learn are left out of the mean, so that an output never depends on a later token.
-    During a generation with a cache γ stays what the first step made it.
+    Padding and, in training, the tokens to learn are left out of the mean, so that an output never depends on a later
+    token. During a generation with a cache γ stays what the first step made it.
 
     Args:
         size: d.

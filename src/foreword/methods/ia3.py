@@ -27,7 +27,8 @@ class IA3(Method):
 
     name: ClassVar[str] = "ia3"
     citation: ClassVar[str] = (
-        "Liu et al., Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning, NeurIPS 2022"
+        "Liu et al., Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning, "
+        "NeurIPS 2022"
     )
     learning_rate: ClassVar[float] = 3e-3
 

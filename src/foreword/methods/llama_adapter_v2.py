@@ -22,11 +22,13 @@ from .zero_init import ZeroInit
 class LlamaAdapterV2(Method):
     """A bias and a scale on every linear layer, trained norms, and zero-init prompts in the first layers.
 
-        y = s ⊙ (x W + b),  s = 1, b = 0 at the start;  every norm's parameters;  zero-init(length = l) in `early` layers
+        y = s ⊙ (x W + b),  s = 1, b = 0 at the start;  every norm's parameters;  zero-init(length = l) in `early`
+        layers
 
-    The paper scales outputs; its released 65B code scales inputs, y = (s ⊙ x) W + b. The linear layers are those of the attention and
-    feed-forward sublayers. Only the prompts of the early fusion are here: what the paper reads there from an image encoder is
-    learned. Nothing of the base changes: the norms are copies. Trainable and stored: Σ 2·d_out + d·(2·L + 1) + l·d + H.
+    The paper scales outputs; its released 65B code scales inputs, y = (s ⊙ x) W + b. The linear layers are those of
+    the attention and feed-forward sublayers. Only the prompts of the early fusion are here: what the paper reads
+    there from an image encoder is learned. Nothing of the base changes: the norms are copies. Trainable and stored: Σ
+    2·d_out + d·(2·L + 1) + l·d + H.
 
     Use it where little may change in many places; all but the prompts can be folded into the weights.
 

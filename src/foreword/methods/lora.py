@@ -21,7 +21,8 @@ class Lora(Method):
 
         y = x W + (α/r) · Drop(x) Aᵀ Bᵀ,  A (r, in), B (out, r), B = 0 at the start
 
-    Trainable and stored: Σ r·(in + out) over the adapted layers; r·[(d + d_q) + (d + d_kv)] a layer for queries and values.
+    Trainable and stored: Σ r·(in + out) over the adapted layers; r·[(d + d_q) + (d + d_kv)] a layer for queries and
+    values.
 
     Args:
         r: rank.

@@ -16,20 +16,23 @@ from .prefix_tuning import count_key_values
 @register
 @dataclass(frozen=True)
 class MultiheadAdapter(Method):
-    """A small network on each head's query, added to the head's output: prefix tuning with ReLU, apart from the tokens' softmax.
+    """A small network on each head's query, added to the head's output: prefix tuning with ReLU, apart from the
+    tokens' softmax.
 
         o_h ← o_h + ReLU(a_h W_d^h) W_u^h,  a_h = x W_q^h,  W_d^h (D, r), W_u^h (r, D)
 
-    Each head reads its own query, so that a layer has 2·r·d parameters as a parallel adapter has; a network of each head on the whole x
-    would have r·d·(H + 1). W_u = 0 at the start, from the unchanged model. Trainable and stored: 2·r·d an attention.
+    Each head reads its own query, so that a layer has 2·r·d parameters as a parallel adapter has; a network of each
+    head on the whole x would have r·d·(H + 1). W_u = 0 at the start, from the unchanged model. Trainable and stored:
+    2·r·d an attention.
 
     Use it to compare prefix tuning with adapters: it differs from both in one thing. It trains less steadily than a
     parallel adapter.
 
     Args:
         bottleneck: r.
-        rotated: read the query after its rotary embedding; by default before it, so that the adapter does not see positions.
-        heads: "query" for a network of each query head; "key-value" for one of each group of heads that share keys, which
+        rotated: read the query after its rotary embedding; by default before it, so that the adapter does not see
+        positions. heads: "query" for a network of each query head; "key-value" for one of each group of heads that
+        share keys, which
             has the parameters of a prefix of length r.
         reparam: None for free matrices; "shared" generates them as a reparameterised prefix, as the released code does.
         hidden: width of that generator.

@@ -22,8 +22,9 @@ class BitFit(Method):
 
     b ← b + Δb
 
-    A model without biases (LLaMA and its relatives) has nothing to train and is refused; zero biases that are added to one are
-    `llama-adapter-v2`. Trainable and stored: all biases. An adapter holds their values, and switching adapters exchanges them.
+    A model without biases (LLaMA and its relatives) has nothing to train and is refused; zero biases that are added
+    to one are `llama-adapter-v2`. Trainable and stored: all biases. An adapter holds their values, and switching
+    adapters exchanges them.
     """
 
     name: ClassVar[str] = "bitfit"
@@ -43,7 +44,8 @@ class BitFit(Method):
         biases = {name: p for name, p in parameters_of(model).items() if "bias" in name.rsplit(".", 1)[-1]}
         if not biases:
             raise ForewordError(
-                f"bitfit has nothing to train: {type(model).__name__} has no biases; llama-adapter-v2 adds biases to every layer"
+                f"bitfit has nothing to train: {type(model).__name__} has no biases; llama-adapter-v2 adds biases to "
+                "every layer"
             )
         return biases
 

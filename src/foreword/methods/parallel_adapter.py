@@ -22,9 +22,10 @@ class ParallelAdapter(Method):
 
         h ← h + s · ReLU(x W_d) W_u,  W_d (d, r), W_u (r, d)
 
-    At the FFN, x is the (normalised) input of the FFN and h its output, before the residual sum. At the attention, x is the input
-    of the attention and the term is added to the concatenated heads before W_o, as a prefix's is. A dropout of the
-    model's own behind the sublayer (BART, GPT-2) drops from the sum. Trainable and stored: 2·r·d a sublayer.
+    At the FFN, x is the (normalised) input of the FFN and h its output, before the residual sum. At the attention, x
+    is the input of the attention and the term is added to the concatenated heads before W_o, as a prefix's is. A
+    dropout of the model's own behind the sublayer (BART, GPT-2) drops from the sum. Trainable and stored: 2·r·d a
+    sublayer.
 
     Use it where a few per cent of the model's parameters may be spent: at equal size the FFN site is the strongest.
 

@@ -18,9 +18,9 @@ class PrefixMemory(Method):
 
         o_h ← o_h + φ(q_h)ᵀ M_h,  M_h (D, D), zero at the start
 
-    A prefix's term is Σ_j φ(q)ᵀφ(k_j) v_jᵀ when the softmax is a kernel; M replaces Σ_j φ(k_j) v_jᵀ by a free matrix, without
-    normaliser and without taking mass from the tokens. No code was released: a matrix a head, the query before rotation, the
-    place before W_o and the zero start are this library's choice. Trainable and stored: L·H·D².
+    A prefix's term is Σ_j φ(q)ᵀφ(k_j) v_jᵀ when the softmax is a kernel; M replaces Σ_j φ(k_j) v_jᵀ by a free matrix,
+    without normaliser and without taking mass from the tokens. No code was released: a matrix a head, the query
+    before rotation, the place before W_o and the zero start are this library's choice. Trainable and stored: L·H·D².
 
     Use it where a prefix is too weak, on models with narrow heads.
 

@@ -82,7 +82,8 @@ def count_key_values(
 ) -> Count:
     """l·(D_k + D_v) a head, free or through an MLP.
 
-    Stored: Σ l·G·(D_k + D_v), 2·L·l·d_kv. Trained through an MLP, for each of its copies: l·d + (d·m + m) + (m + 1)·Σ G·(D_k + D_v).
+    Stored: Σ l·G·(D_k + D_v), 2·L·l·d_kv. Trained through an MLP, for each of its copies: l·d + (d·m + m) + (m + 1)·Σ
+    G·(D_k + D_v).
     """
     widths = {
         site: (site.num_heads if heads == "query" else site.num_key_value_heads) * (site.key_dim + site.value_dim)

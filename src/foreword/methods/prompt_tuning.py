@@ -18,8 +18,8 @@ class PromptTuning(Method):
 
         X⁰ = [P; Emb(ids)],  P ∈ R^{l×d}
 
-    Computed as the KV prefix that the frozen model makes of P, once for the whole batch: the same outputs, and no rows of P in
-    masks, labels or the KV cache. Trainable and stored: l·d, once.
+    Computed as the KV prefix that the frozen model makes of P, once for the whole batch: the same outputs, and no
+    rows of P in masks, labels or the KV cache. Trainable and stored: l·d, once.
 
     Use it where a few kilobytes must do, on causal language models. It learns slowly on small models.
 

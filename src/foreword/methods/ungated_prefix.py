@@ -18,8 +18,9 @@ class UngatedPrefix(PrefixTuning):
 
         head_h = softmax(q_h Kᵀ/√D) V + softmax(q_h P_kᵀ/√D) P_v
 
-    The ablation "−gating" of He et al.: prefix tuning is (1 − λ)·tokens + λ·prefix, and this is the sum without λ. Parameters and
-    fields are those of `prefix-tuning`. Step 0 is far from the base, since the whole mass of a second softmax is added.
+    The ablation "−gating" of He et al.: prefix tuning is (1 − λ)·tokens + λ·prefix, and this is the sum without λ.
+    Parameters and fields are those of `prefix-tuning`. Step 0 is far from the base, since the whole mass of a second
+    softmax is added.
 
     Use it as a control.
     """

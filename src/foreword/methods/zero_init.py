@@ -23,14 +23,15 @@ class ZeroInit(Method):
 
         o_h = softmax(q_h Kᵀ/√D) V + tanh(g_h) · softmax(q_h (p W_k)ᵀ/√D) (p W_v),  g = 0 at the start
 
-    The prompt passes through the frozen projections without norm or rotation; one gate a layer and query head. At step 0
-    the model is the base, bit for bit. Trainable and stored: L_a·(l·d + H) for L_a adapted layers.
+    The prompt passes through the frozen projections without norm or rotation; one gate a layer and query head. At
+    step 0 the model is the base, bit for bit. Trainable and stored: L_a·(l·d + H) for L_a adapted layers.
 
     Use it where training must start from the unchanged model.
 
     Args:
         length: l, prompt tokens.
-        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two (as 30 of LLaMA-7B's 32),
+        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two (as 30 of
+        LLaMA-7B's 32),
             or None for every layer.
         attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all".
         std: of the initial prompts N(0, std²); 1 in the released code.
@@ -68,18 +69,18 @@ class ZeroInitNonlinear(Method):
 
         p_i = ReLU(e_i U + c) W + b, then as zero-init
 
-    Two forms of the released code: "hypermodel" (the published setting), a code of 64 numbers for each layer that becomes the
-    whole prompt, and "deepshare", a code of 256 numbers for each prompt token. `fold` evaluates the network once and leaves linear
-    prompts. Trainable (hypermodel): N·64 + 64·h + h + h·l·d + l·d + L_a·H; stored after folding: L_a·(l·d + H).
+    Two forms of the released code: "hypermodel" (the published setting), a code of 64 numbers for each layer that
+    becomes the whole prompt, and "deepshare", a code of 256 numbers for each prompt token. `fold` evaluates the
+    network once and leaves linear prompts. Trainable (hypermodel): N·64 + 64·h + h + h·l·d + l·d + L_a·H; stored
+    after folding: L_a·(l·d + H).
 
     Use it beside zero-init in comparisons; the network couples the layers.
 
     Args:
         length: l, prompt tokens.
-        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two, or None for every layer.
-        attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all".
-        form: "hypermodel" or "deepshare".
-        hidden: h, width of the network.
+        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two, or None for every
+        layer. attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all". form: "hypermodel" or
+        "deepshare". hidden: h, width of the network.
     """
 
     name: ClassVar[str] = "zero-init-nonlinear"
@@ -101,14 +102,14 @@ class ZeroInitNonlinear(Method):
 
     def count(self, layout: Layout) -> Count:
         sites = layout.select(self.layers, self.attention)
-        adapted, d, h, l = len(sites), sites[0].hidden_size, self.hidden, self.length
+        adapted, d, h, length = len(sites), sites[0].hidden_size, self.hidden, self.length
         gates = sum(site.num_heads for site in sites)
         if self.form == "hypermodel":
             every = sum(len(layout.kinds[kind]) for kind in dict.fromkeys(site.kind for site in sites))  # N
-            network = every * 64 + 64 * h + h + h * l * d + l * d
+            network = every * 64 + 64 * h + h + h * length * d + length * d
         else:
-            network = adapted * l * 256 + 256 * h + h + h * d + d
-        return Count(network + gates, adapted * l * d + gates)
+            network = adapted * length * 256 + 256 * h + h + h * d + d
+        return Count(network + gates, adapted * length * d + gates)
 
 
 @register
@@ -120,14 +121,14 @@ class RandomInit(Method):
 
     "Random" names the missing gate, not the draw of the prompts. Trainable and stored: L_a·l·d.
 
-    Use it as a control for zero-init, with std = 1 as released and with a small std: much of the difference between the two is
-    the scale of the initial prompt.
+    Use it as a control for zero-init, with std = 1 as released and with a small std: much of the difference between
+    the two is the scale of the initial prompt.
 
     Args:
         length: l, prompt tokens.
-        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two, or None for every layer.
-        attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all".
-        std: of the initial prompts N(0, std²).
+        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two, or None for every
+        layer. attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all". std: of the initial
+        prompts N(0, std²).
     """
 
     name: ClassVar[str] = "random-init"

@@ -86,9 +86,7 @@ def require_compatible(parts: Sequence[Part]) -> None:
         for place, what in part.claims():
             first = claimed.setdefault((place, what), part.method)
             if first is not part.method:
-                raise ForewordError(
-                    f"{first.name} and {part.method.name} can't compose: each puts a {what} at {place}, and there is one"
-                )
+                raise ForewordError(f"{first.name} and {part.method.name} can't compose: each puts a {what} at {place}")
 
 
 def detach(model: PreTrainedModel, name: str) -> None:

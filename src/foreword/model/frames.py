@@ -1,8 +1,9 @@
-"""The plan of the layer that is running, for modules that receive no keyword: feed-forward sublayers, linear layers, norms.
+"""The plan of the layer that is running, for modules that receive no keyword: feed-forward sublayers, linear layers,
+norms.
 
-A stack and each of its layers receive the keyword `foreword`. Hooks put the plan on a pile of the running thread for as long as
-their call lasts. transformers checkpoints a layer's `forward`, inside of the hooks, so the function that it checkpoints with is
-wrapped too: a layer that is recomputed in the backward pass finds its plan again.
+A stack and each of its layers receive the keyword `foreword`. Hooks put the plan on a pile of the running thread for
+as long as their call lasts. transformers checkpoints a layer's `forward`, inside of the hooks, so the function that
+it checkpoints with is wrapped too: a layer that is recomputed in the backward pass finds its plan again.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ row_names: ContextVar[dict[int, Names]] = ContextVar("row_names", default={})  #
 class Host(nn.Module):
     """Child module `foreword` of a model: its survey, its adapters, and their shared modules.
 
-    Before each stack of the model runs, `before_stack` passes it a `Plan` of which rows read which adapter, and token positions
-    that start at the first real token of each row.
+    Before each stack of the model runs, `before_stack` passes it a `Plan` of which rows read which adapter, and token
+    positions that start at the first real token of each row.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

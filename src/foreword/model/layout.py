@@ -33,7 +33,8 @@ class Block:
     """A module that maps x to h, or a run of modules: a sublayer, a linear layer or a norm.
 
     Attributes:
-        kind: "ffn" or "encoder-ffn"; "self-output", "cross-output" or "encoder-output" for what an attention gives after its
+        kind: "ffn" or "encoder-ffn"; "self-output", "cross-output" or "encoder-output" for what an attention gives
+        after its
             output projection; "linear" and "norm", with "encoder-" in front in the encoder of an encoder-decoder.
         layer: number of its layer; None outside of layers.
         name: within its layer or model, where a layer has several of the kind.
@@ -119,8 +120,8 @@ class Site:
     def project(self, hidden: Tensor, positions: Tensor, *, norm: bool) -> KeyValue:
         """The keys and values that this attention makes of hidden states, in cache space.
 
-        The module itself is called, with its attention skipped, so that fused, quantized, offloaded and adapted projections,
-        QK-norm and every kind of rotary embedding are the model's own.
+        The module itself is called, with its attention skipped, so that fused, quantized, offloaded and adapted
+        projections, QK-norm and every kind of rotary embedding are the model's own.
 
         Args:
             hidden: (l, d).
@@ -141,7 +142,8 @@ class Site:
     def raw_query(self, arguments: dict[str, Any]) -> Tensor:
         """x W_q^h (B, H, T, D) of a call with `arguments`: the query before its rotation, after QK-norm.
 
-        The module is called a second time at position 0, where the rotation is the identity, with its attention skipped.
+        The module is called a second time at position 0, where the rotation is the identity, with its attention
+        skipped.
         """
         states = {name: value for name, value in arguments.items() if is_states(value)}
         length = states["hidden_states"].shape[1]

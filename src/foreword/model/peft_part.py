@@ -1,8 +1,9 @@
 """Adapters that PEFT makes (LoRA, IA3, VeRA), beside ours on one model.
 
-PEFT's own tuner wraps linear layers of the model, which stays its own class, and does the computation. Each adapter has wrappers of
-its own, inside those that are there already. What is done here is to leave everything else as it was: the gradients and
-active adapters of a LoRA that the user injected, the model's attributes, and, when the adapter goes, the model's modules.
+PEFT's own tuner wraps linear layers of the model, which stays its own class, and does the computation. Each adapter
+has wrappers of its own, inside those that are there already. What is done here is to leave everything else as it was:
+the gradients and active adapters of a LoRA that the user injected, the model's attributes, and, when the adapter
+goes, the model's modules.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PeftPart(Part):
     """
 
     targets: list[Block] = field(default_factory=list)
-    config: PeftConfig = None
+    config: PeftConfig | None = None
     seed: int = 0
     mixes: bool = False
 
@@ -132,7 +133,7 @@ def _cast_frozen(layer: BaseTunerLayer, key: str, dtype: torch.dtype) -> None:
 
 @contextmanager
 def _everything_else_kept(model: PreTrainedModel) -> Iterator[None]:
-    """PEFT's injection freezes what is not its own, activates the new adapter alone and marks the model: undo all that."""
+    """PEFT's injection freezes what is not its own, activates its adapter alone and marks the model: undo all that."""
     required = {parameter: parameter.requires_grad for parameter in model.parameters()}
     active = {layer: list(layer.active_adapters) for layer in model.modules() if isinstance(layer, BaseTunerLayer)}
     config = model.__dict__.pop("peft_config", None)
@@ -150,7 +151,7 @@ def _everything_else_kept(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _wrappers_off(model: nn.Module, paths: list[str]) -> Iterator[None]:
-    """Show PEFT the model's own layers at `paths`, and put back around what it makes of them the wrappers that were there."""
+    """Show PEFT the model's own layers at `paths`; put the wrappers that were there back around what it makes."""
     chains = [chain for path in paths if (chain := list(_chain(model, path)))]
     for chain in chains:
         parent, attribute, _ = chain[0]

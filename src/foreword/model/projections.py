@@ -21,13 +21,15 @@ def linears_of(
 
     Of attention, those of the given kinds.
 
-    A fused projection is one layer, named once. Raises `ForewordError` for another name, and where the model has no such layers.
+    A fused projection is one layer, named once. Raises `ForewordError` for another name, and where the model has no
+    such layers.
     """
     wanted = [*ROLES, "output", "ffn"] if targets == "all" else targets.split("+")
     unknown = [name for name in wanted if name not in (*ROLES, "output", "ffn")]
     if unknown:
         raise ForewordError(
-            f"{method}: targets={targets!r}: {unknown[0]!r} is not 'query', 'key', 'value', 'output', 'ffn', a '+' of them or 'all'"
+            f"{method}: targets={targets!r}: {unknown[0]!r} is not 'query', 'key', 'value', 'output', 'ffn', a '+' of "
+            "them or 'all'"
         )
     found: list[Block] = []
     for site in [site for kind in kinds for site in layout.kinds.get(kind, [])]:
@@ -39,8 +41,8 @@ def linears_of(
         sparse = [ffn for ffn in layout.ffns if not ffn.dense]
         if sparse:
             raise ForewordError(
-                f"{method} can't reach every matrix of {type(sparse[0].module).__name__} in layer {sparse[0].layer}: its experts "
-                "are no linear layers; choose other targets"
+                f"{method} can't reach every matrix of {type(sparse[0].module).__name__} in layer {sparse[0].layer}: "
+                "its experts are no linear layers"
             )
         found += [linear for ffn in layout.ffns for linear in ffn.linears]
     return list(dict.fromkeys(found))

@@ -28,8 +28,9 @@ _running = _Running()
 def known_prompt(mask: Tensor | None) -> Iterator[None]:
     """Within the block, the True columns at the start of `mask` (B, P) are the prompt; what follows them is an answer.
 
-    Methods with a gate compute it from the prompt (`unipelt`). A model that is called with `labels` knows its prompt by itself, and so
-    does `generate` with a cache; other forwards over prompt and answer together need this. Beams and samples follow their row.
+    Methods with a gate compute it from the prompt (`unipelt`). A model that is called with `labels` knows its prompt
+    by itself, and so does `generate` with a cache; other forwards over prompt and answer together need this. Beams
+    and samples follow their row.
 
     Example:
         with fw.known_prompt(labels == -100):

@@ -15,15 +15,17 @@ from .host import host_on, host_with, row_names
 def rows(model: PreTrainedModel, names: Sequence[str | None]) -> Iterator[None]:
     """Within the block, row b of every batch reads the adapter names[b]; None is the base model.
 
-    Beams and samples of a row follow it: a batch of k·len(names) rows gives each name k rows side by side, as `generate` expands
-    them. The choice belongs to the calling thread, so threads that generate with different adapters don't see each other's.
+    Beams and samples of a row follow it: a batch of k·len(names) rows gives each name k rows side by side, as
+    `generate` expands them. The choice belongs to the calling thread, so threads that generate with different
+    adapters don't see each other's.
 
     Example:
         with fw.rows(model, ["support", None, "billing"]):
             model.generate(**tokenizer(prompts, padding=True, return_tensors="pt"))
 
     Raises:
-        ForewordError: an unknown adapter, one that acts on all rows alike (ia3, vera, bitfit, full), or (in the forward) a batch that the names don't divide.
+        ForewordError: an unknown adapter, one that acts on all rows alike (ia3, vera, bitfit, full), or (in the
+        forward) a batch that the names don't divide.
     """
     if not names:
         raise ForewordError("rows needs the adapter name of at least one row")

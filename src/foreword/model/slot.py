@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +38,7 @@ class Prefix(nn.Module):
 
     @property
     def reads_input(self) -> bool:
-        """Whether it needs the arguments of the attention module's call: a query before its rotation is made of them."""
+        """Whether it needs the arguments of the attention module's call: they make a query before its rotation."""
         return getattr(self.combine, "raw_query", False)
 
     @property
@@ -95,6 +94,42 @@ class Reader:
         return out, lse if lse is None or new_lse is None else lse.index_copy(0, rows, new_lse)
 
 
+@dataclass
+class Reads:
+    """What a plan reads at one attention.
+
+    Attributes:
+        site: where.
+        prefixes: each prefix, what its adapter computed once for all sites, and its rows (None: all).
+        joins_softmax: whether one of them is in the tokens' softmax.
+        splits_softmax: whether one of those can't be put together with others.
+    """
+
+    site: Site
+    prefixes: list[tuple[Any, Any, Tensor | None]]
+    joins_softmax: bool
+    splits_softmax: bool
+    _segments: Segments | None = None
+
+    def readers(self, plan: Plan) -> list[Reader]:
+        """The prefixes one by one: those in the tokens' softmax first, then those added to its output."""
+        readers = [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self.prefixes]
+        return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
+
+    def segments(self, batch: int) -> Segments:
+        """The prefixes put together for B rows, but for `others`."""
+        if self._segments is None:
+            pieces = [(p.joins_softmax, p.piece(self.site, *rest)) for p, *rest in self.prefixes if _stacks(p)]
+            self._segments = together(
+                [piece for joins, piece in pieces if joins], [piece for joins, piece in pieces if not joins], batch
+            )
+        return self._segments
+
+    def others(self, plan: Plan) -> list[Reader]:
+        """The readers that `segments` leaves out."""
+        return [p.reader(self.site, shared, rows, plan) for p, shared, rows in self.prefixes if not _stacks(p)]
+
+
 class Slot(nn.Module):
     """Child module `foreword` of an attention module: adapter name → part → `Prefix`."""
 
@@ -112,60 +147,19 @@ class Slot(nn.Module):
         if prefix.reads_input and self._handle is None:
             self._handle = self.site.module.register_forward_pre_hook(_with_call, with_kwargs=True)
 
-    def readers(self, plan: Plan) -> list[Reader]:
-        """The prefixes that `plan` reads here: those in the tokens' softmax first, then those added to its output."""
-        readers = [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self._read_by(plan)]
-        return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
+    def reads(self, plan: Plan) -> Reads:
+        """What `plan` reads here; the same object throughout a generation."""
+        return plan.remember((self, *plan.rows.items()), lambda: self._reads(plan))
 
-    def segments(self, plan: Plan, batch: int) -> Segments:
-        """The same prefixes put together for B rows, but for `others`, and kept during a generation."""
-        return plan.remember((self, *plan.rows.items()), lambda: self._segments(plan, batch))
-
-    def others(self, plan: Plan) -> list[Reader]:
-        """The readers that `segments` leaves out."""
-        return [
-            prefix.reader(self.site, shared, rows, plan)
-            for prefix, shared, rows in self._read_by(plan)
-            if not _stacks(prefix)
+    def _reads(self, plan: Plan) -> Reads:
+        prefixes = [
+            (prefix, plan.shared[name][int(part)], rows)
+            for name, rows in plan.rows.items()
+            if name in self.adapters
+            for part, prefix in self.adapters[name].items()
         ]
-
-    def reads(self, plan: Plan) -> bool:
-        return any(name in self.adapters for name in plan.rows)
-
-    def joins_softmax(self, plan: Plan) -> bool:
-        return any(prefix.joins_softmax for prefix, _, _ in self._read_by(plan))
-
-    def splits_softmax(self, plan: Plan) -> bool:
-        """Whether `segments` leaves out a prefix that is in the tokens' softmax."""
-        left_out = lambda: any(p.joins_softmax and not _stacks(p) for p, _, _ in self._read_by(plan))  # noqa: E731
-        return plan.remember((self, "splits", *plan.rows.items()), left_out)
-
-    def joins_unstacked(self, plan: Plan) -> bool:
-        """Whether a prefix in the tokens' softmax can't be put together with others."""
-        return any(prefix.joins_softmax and not _stacks(prefix) for prefix, _, _ in self._read_by(plan))
-
-    def _read_by(self, plan: Plan) -> Iterator[tuple[Any, Any, Tensor | None]]:
-        """Each prefix that `plan` reads here, what its adapter computed once, and its rows."""
-        for name, rows in plan.rows.items():
-            if name in self.adapters:
-                for part, prefix in self.adapters[name].items():
-                    yield prefix, plan.shared[name][int(part)], rows
-
-    def _segments(self, plan: Plan, batch: int) -> Segments:
-        joint: list[list[Piece]] = []  # adapter → its prefixes in the tokens' softmax
-        apart: list[list[Piece]] = []  # adapter → its prefixes with a softmax of their own
-        complete = True
-        for name, rows in plan.rows.items():
-            if name in self.adapters:
-                joint.append([])
-                apart.append([])
-                for part, prefix in self.adapters[name].items():
-                    if _stacks(prefix):
-                        pieces = joint if prefix.joins_softmax else apart
-                        pieces[-1].append(prefix.piece(self.site, plan.shared[name][int(part)], rows))
-                    else:
-                        complete = False
-        return together(joint, apart, batch, complete)
+        joining = [prefix for prefix, _, _ in prefixes if prefix.joins_softmax]
+        return Reads(self.site, prefixes, bool(joining), not all(map(_stacks, joining)))
 
     def close(self) -> None:
         if self._handle is not None:

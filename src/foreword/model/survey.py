@@ -1,9 +1,10 @@
 """Find where a model attends and what its layers are made of, by running it once on a few tokens and looking.
 
-Nothing here knows the name of an architecture. A module that calls the dispatched attention function is a site; whether it
-is self-, cross- or encoder attention shows in the lengths it attends over; the norm in front of it is the module whose output
-it was given; its rotary embedding is the module whose output it received as `position_embeddings`. What a layer runs
-besides attention is sorted by the tensors that go in and out (`foreword.model.blocks`).
+Nothing here knows the name of an architecture. A module that calls the dispatched attention function is a site;
+whether it is self-, cross- or encoder attention shows in the lengths it attends over; the norm in front of it is the
+module whose output it was given; its rotary embedding is the module whose output it received as
+`position_embeddings`. What a layer runs besides attention is sorted by the tensors that go in and out
+(`foreword.model.blocks`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class WeightsPart(Part):
     """Some of the model's parameters, with values of this adapter's own.
 
-    A parameter keeps its identity, so optimizers and tied weights follow; its storage is exchanged: the base's while another adapter or
-    none is active, this adapter's while it is.
+    A parameter keeps its identity, so optimizers and tied weights follow; its storage is exchanged: the base's while
+    another adapter or none is active, this adapter's while it is.
 
     Attributes:
         tuned: the parameters by their name in an adapter file.
@@ -68,7 +68,7 @@ class WeightsPart(Part):
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The model's own parameters, each once, by a name that does not depend on the class that wraps the model or on PEFT's layers."""
+    """The model's own parameters, each once, by names that no wrapping class and no layer of PEFT's changes."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     return {
         name.removeprefix(prefix).replace(".base_layer", ""): parameter

@@ -78,7 +78,7 @@ class Case:
         return out[:, -NEW:]
 
     def is_greedy(self, ids: Tensor, new: Tensor) -> bool:
-        """Whether `new` (B, NEW) is greedy decoding by whole forwards, nothing cached; of two tied tokens, either is."""
+        """Whether `new` (B, NEW) is greedy decoding by whole forwards, nothing cached; of tied tokens, any is."""
         with prompt_of(ids):
             for token in new.T[:, :, None]:
                 logits = self.logits(ids)[:, -1]

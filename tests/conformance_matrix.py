@@ -100,7 +100,7 @@ def main() -> int:
     output = parser.parse_args().output
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # the models are tiny
-    methods = list(fw.methods())
+    methods = sorted(fw.methods())
     console = Console(stderr=True)
     matrix = {
         architecture: cells_of(architecture, methods)

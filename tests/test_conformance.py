@@ -9,7 +9,7 @@ from conformance import CHECKS, NotApplicable, fresh_case, small
 from conformance_matrix import DOCUMENT, cells_of, read_table
 from surroundings import State, assert_unchanged, is_one_line, refusal
 
-METHODS = list(fw.methods())
+METHODS = sorted(fw.methods())
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -1,4 +1,4 @@
-"""Attention over [prefix; tokens] by one explicit softmax: the oracle, and in bf16 the eager attention to compete with."""
+"""Attention over [prefix; tokens] by one explicit softmax: the oracle, and in bf16 the rival."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def problem(
 
 
 def concatenated(case: Problem, dtype: torch.dtype) -> list[Tensor]:
-    """Output (B, T, H, D) and the gradients of the five inputs, by eager attention in `dtype` with its softmax in fp32."""
+    """Output (B, T, H, D) and the gradients of the five inputs, by eager attention in `dtype`, its softmax in fp32."""
     inputs = query, key, value, prefix_key, prefix_value = case.inputs(dtype)
     rows, heads = query.shape[:2]
     repeats = heads // key.shape[1]

@@ -10,7 +10,7 @@ import zoo
 from conformance import close, make_case, shake, small, text
 from foreword.attention import readers
 from foreword.attention.readers import watch_paths
-from foreword.model.slot import Slot
+from foreword.model.slot import Prefix
 
 REFERENCE = {
     "gemma2": "soft-capped",
@@ -115,8 +115,8 @@ def test_a_generation_puts_its_prefixes_together_once(monkeypatch: pytest.Monkey
     model = zoo.make("llama")
     for name in ("one", "two"):
         fw.attach(model, small("zero-init"), name)
-    whole, calls = Slot._segments, []
-    monkeypatch.setattr(Slot, "_segments", lambda self, *a: calls.append(self) or whole(self, *a))
+    whole, calls = Prefix.piece, []
+    monkeypatch.setattr(Prefix, "piece", lambda self, *a: calls.append(self) or whole(self, *a))
     for names in (["one", None, "two"], ["two"]):
         calls.clear()
         with fw.rows(model, names):

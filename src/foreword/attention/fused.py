@@ -49,7 +49,7 @@ def joint_attention(
     """
     query, key, value, prefix_key, prefix_value = _autocast(query, key, value, prefix_key, prefix_value)
     arguments = (query, key, value, prefix_key, prefix_value, mask, visible, causal, scaling)
-    return (_joint if _runs_bare() else _joint_operator)(*arguments)[0]
+    return _joint_out(*arguments)[0] if _runs_bare() else _joint_operator(*arguments)[0]
 
 
 def prefix_attention(
@@ -94,12 +94,20 @@ def _folds(query: Tensor, prefix: Tensor) -> bool:
 
 
 def _fold(tensor: Tensor) -> Tensor:
-    """(B, H, T, D) → (1, H, B·T, D)."""
+    """(B, H, T, …) → (1, H, B·T, …)."""
+    if tensor.shape[0] == 1:
+        return tensor
+    if tensor.shape[2] == 1:
+        return tensor.transpose(0, 2)
     return tensor.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)
 
 
 def _unfold(tensor: Tensor, batch: int) -> Tensor:
     """(1, H, B·T, …) → (B, H, T, …)."""
+    if batch == 1:
+        return tensor
+    if batch == tensor.shape[2]:
+        return tensor.transpose(0, 2)
     return tensor[0].transpose(0, 1).unflatten(0, (batch, -1)).transpose(1, 2)
 
 
@@ -117,10 +125,10 @@ def _read_backward(grad_out, query, key, value, out, lse, visible, scaling) -> t
     """Gradients of query, key and value for the o and lse of the whole softmax."""
     kernel, batch = _kernel(query, visible), query.shape[0]
     if _folds(query, key):
-        folded = (_fold(x) for x in (grad_out, query))
-        lse = _fold(lse[..., None])[..., 0]
-        grad_query, *grads = kernel.backward(*folded, key, value, _fold(out), lse, None, False, scaling)
-        return _unfold(grad_query, batch), *grads
+        grad_query, grad_key, grad_value = kernel.backward(
+            _fold(grad_out), _fold(query), key, value, _fold(out), _fold(lse), None, False, scaling
+        )
+        return _unfold(grad_query, batch), grad_key, grad_value
     wide_key, wide_value = (x.expand(batch, -1, -1, -1) for x in (key, value))
     hidden = additive(visible, query.dtype)
     grad_query, *grads = kernel.backward(grad_out, query, wide_key, wide_value, out, lse, hidden, False, scaling)
@@ -144,11 +152,26 @@ def _joint(
     scaling: float,
 ) -> tuple[Tensor, Tensor]:
     """The joint o (B, T, H, D) and lse (B, T, H)."""
+    out, lse, prefix_lse = _joint_out(query, key, value, prefix_key, prefix_value, mask, visible, causal, scaling)
+    return out, torch.logaddexp(lse, prefix_lse).transpose(1, 2).contiguous()
+
+
+def _joint_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+    mask: Tensor | None,
+    visible: Tensor | None,
+    causal: bool,
+    scaling: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The joint o (B, T, H, D), and the lse (B, H, T) of the tokens and of the prefix."""
     out, lse = _kernel(query, mask).forward(query, key, value, additive(mask, query.dtype), causal, scaling)
     prefix_out, prefix_lse = _read(query, prefix_key, prefix_value, visible, scaling)
     share = torch.sigmoid(prefix_lse - lse)[..., None].to(out.dtype)  # λ, (B, H, T, 1)
-    out.lerp_(prefix_out, share)
-    return out.transpose(1, 2).contiguous(), torch.logaddexp(lse, prefix_lse).transpose(1, 2).contiguous()
+    return out.lerp_(prefix_out, share).transpose(1, 2).contiguous(), lse, prefix_lse
 
 
 def _joint_backward(
@@ -243,10 +266,10 @@ def _prefix_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query (B, T, H, D), prefix key and value."""
     out, lse = _read(query, prefix_key, prefix_value, visible, scaling)
-    grad_query, *grads = _read_backward(
+    grad_query, grad_key, grad_value = _read_backward(
         grad_out.transpose(1, 2), query, prefix_key, prefix_value, out, lse, visible, scaling
     )
-    return grad_query.transpose(1, 2).contiguous(), *(x.contiguous() for x in grads)
+    return grad_query.transpose(1, 2).contiguous(), grad_key.contiguous(), grad_value.contiguous()
 
 
 _prefix_operator = torch.library.custom_op("foreword::prefix_attention", _prefix, mutates_args=())

@@ -78,7 +78,8 @@ class FlashCPU:
     small = 2**17
 
     def forward(self, query, key, value, mask, causal, scaling):
-        if query.shape[2] == 1 and query.dtype == torch.float32 and (mask is None or mask.shape[1] == 1):
+        shared = query.shape[1] > key.shape[1] and (mask is None or mask.shape[1] == 1)
+        if query.shape[2] == 1 and shared and query.dtype == torch.float32 and key.shape[2] > 64:
             return self._one_token(query, key, value, mask, scaling)
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scaling
@@ -208,8 +209,8 @@ def probe(kernel: Kernel, device: torch.device, dtype: torch.dtype, masked: bool
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2)
     try:
         actual = _joint(kernel, inputs, grad_out, additive(mask, dtype) if masked else None)
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
-        return str(error).strip().splitlines()[0]
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError) as failure:
+        return str(failure).strip().splitlines()[0]
     expected = _expected_joint(inputs, grad_out, mask)
     error = max(
         ((a - e).abs().max() / e.abs().max()).item() for a, e in zip(actual, expected, strict=True)

@@ -85,17 +85,18 @@ class Plan:
     def read(self, original, module, query, key, value, mask, **kwargs):
         """Token attention by the model's own function, plus the term of every adapter that reads here."""
         slot = getattr(module, "foreword", None)
-        if slot is None or not slot.reads(self):
+        reads = None if slot is None else slot.reads(self)
+        if reads is None or not reads.prefixes:
             return original(module, query, key, value, mask, **kwargs)
-        obstacle = _obstacle(slot, self, module, query, key, value, kwargs)
+        obstacle = _obstacle(reads, module, query, key, value, kwargs)
         _note(module, obstacle)
         if obstacle is None:
-            return self._read_fused(slot, original, module, query, key, value, mask, kwargs)
+            return self._read_fused(reads, original, module, query, key, value, mask, kwargs)
 
-        readers = slot.readers(self)
+        readers = reads.readers(self)
         scoring = Scoring(_scaling(query, kwargs), kwargs.get("softcap"), kwargs.get("dropout", 0.0))
         weights = None
-        if any(reader.prefix.joins_softmax for reader in readers):
+        if reads.joins_softmax:
             out, lse, weights = _token_segment(module, query, key, value, mask, scoring, kwargs)
         else:
             out, weights = original(module, query, key, value, mask, **kwargs)
@@ -104,9 +105,9 @@ class Plan:
             out, lse = reader.add(query, out, lse, scoring)
         return out.transpose(1, 2).contiguous(), weights
 
-    def _read_fused(self, slot, original, module, query, key, value, mask, kwargs):
+    def _read_fused(self, reads, original, module, query, key, value, mask, kwargs):
         """The same with a fused kernel for each softmax, and one call for the prefixes of all rows."""
-        segments, scaling = slot.segments(self, len(query)), _scaling(query, kwargs)
+        segments, scaling = reads.segments(len(query)), _scaling(query, kwargs)
         weights, prefix = None, segments.joint
         if prefix is None:
             out, weights = original(module, query, key, value, mask, **kwargs)  # (B, T, H, D)
@@ -117,12 +118,10 @@ class Plan:
             )
         for prefix in segments.apart:
             out = out + prefix_attention(query, prefix.key, prefix.value, scaling, visible=prefix.visible)
-        if segments.complete:
-            return out, weights
-        out, lse = out.transpose(1, 2), None
-        for reader in slot.others(self):
-            out, lse = reader.add(query, out, lse, Scoring(scaling))
-        return out.transpose(1, 2).contiguous(), weights
+        for reader in reads.others(self):
+            added, _ = reader.add(query, out.transpose(1, 2), None, Scoring(scaling))
+            out = added.transpose(1, 2).contiguous()
+        return out, weights
 
 
 def _scaling(query: Tensor, kwargs: dict[str, Any]) -> float:
@@ -130,35 +129,37 @@ def _scaling(query: Tensor, kwargs: dict[str, Any]) -> float:
     return query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
-def _obstacle(slot, plan, module, query, key, value, kwargs) -> str | None:
+def _obstacle(reads, module, query, key, value, kwargs) -> str | None:
     """Why the reference path has to read the prefixes of a call; None where fused kernels can."""
-    if slot.joins_unstacked(plan):
-        return "a prefix in the tokens' softmax differs between the rows that read it"
+    device, dtype, site = query.device.type, query.dtype, reads.site
     if kwargs.get("softcap") is not None:
         return "the scores are soft-capped"
     if kwargs.get("dropout", 0.0) > 0:
         return "attention weights are dropped in training"
-    device, dtype, widths = query.device.type, query.dtype, (query.shape[-1], slot.site.value_dim)
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    elif not dtype == key.dtype == value.dtype == slot.site.dtype:
-        return f"queries are {dtype}, keys {key.dtype}, values {value.dtype} and prefixes {slot.site.dtype}"
-    if widths[0] != widths[1]:
-        return f"keys have width {widths[0]} and values {widths[1]}"
+    elif not dtype == key.dtype == value.dtype == site.dtype:
+        return f"queries are {dtype}, keys {key.dtype}, values {value.dtype} and prefixes {site.dtype}"
+    if query.shape[-1] != site.value_dim:
+        return f"keys have width {query.shape[-1]} and values {site.value_dim}"
     if not is_fused(device, dtype):
         return f"no kernel for {dtype} on {device} passed its probe"
-    if slot.splits_softmax(plan):
+    return _obstacle_to_joint(reads, module, query, key, kwargs) if reads.joins_softmax else None
+
+
+def _obstacle_to_joint(reads, module, query, key, kwargs) -> str | None:
+    """The same for a prefix in the tokens' softmax, whose other half must be fused too."""
+    if reads.splits_softmax:
         return "a prefix in the tokens' softmax differs from call to call"
-    reason = None
     if kwargs.get("s_aux") is not None:
-        reason = "the softmax has sinks"
-    elif kwargs.get("position_bias") is not None:
-        reason = "positions are a bias on the scores"
-    elif implementation(module) == "eager":
-        reason = "eager attention gives its weights"
-    elif query.shape[0] != key.shape[0]:
-        reason = f"{query.shape[0]} rows of queries read {key.shape[0]} rows of keys"
-    return reason if reason is not None and slot.joins_softmax(plan) else None
+        return "the softmax has sinks"
+    if kwargs.get("position_bias") is not None:
+        return "positions are a bias on the scores"
+    if implementation(module) == "eager":
+        return "eager attention gives its weights"
+    if query.shape[0] != key.shape[0]:
+        return f"{query.shape[0]} rows of queries read {key.shape[0]} rows of keys"
+    return None
 
 
 def _token_segment(module, query, key, value, mask, scoring, kwargs) -> tuple[Tensor, Tensor, Tensor]:

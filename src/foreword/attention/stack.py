@@ -1,12 +1,13 @@
 """The prefixes of one attention call, put together so that few calls read them all.
 
-Prefixes in the tokens' softmax are one prefix, however many an adapter has: their keys stand side by side. Prefixes with
-a softmax of their own stay apart within a row, but the first of every row can be read together, then the second. Rows
-with different adapters get a prefix each, padded to the longest.
+Prefixes in the tokens' softmax are one prefix, however many an adapter has: their keys stand side by side. Prefixes
+with a softmax of their own stay apart within a row, but the first of every row can be read together, then the second.
+Rows with different adapters get a prefix each, padded to the longest.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,12 +39,10 @@ class Segments:
     Attributes:
         joint: the prefix in the tokens' softmax.
         apart: prefixes with a softmax of their own; each row reads one of each, or a row of zeros.
-        complete: whether these are all; otherwise the adapters also add terms that are no softmax.
     """
 
     joint: Segment | None
     apart: list[Segment]
-    complete: bool
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,21 @@ class Piece:
     rows: Tensor | None
 
 
-def together(joint: list[list[Piece]], apart: list[list[Piece]], batch: int, complete: bool) -> Segments:
-    """For each adapter its pieces in the tokens' softmax and its pieces with their own → what B rows read."""
-    in_softmax = [side_by_side(pieces) for pieces in joint if pieces]
-    turns = ([pieces[turn] for pieces in apart if len(pieces) > turn] for turn in range(max(map(len, apart))))
+def together(joint: Sequence[Piece], apart: Sequence[Piece], batch: int) -> Segments:
+    """Pieces in the tokens' softmax, and pieces with a softmax of their own → what B rows read.
+
+    Pieces of one adapter have the same `rows`, those of two adapters disjoint ones.
+    """
+    in_softmax = [side_by_side(pieces) for pieces in _by_rows(joint)]
+    turns = itertools.zip_longest(*_by_rows(apart))  # the first of every adapter, then the second
     return Segments(
-        over_rows(in_softmax, batch) if in_softmax else None, [over_rows(pieces, batch) for pieces in turns], complete
+        over_rows(in_softmax, batch) if in_softmax else None,
+        [over_rows([piece for piece in turn if piece is not None], batch) for turn in turns],
     )
+
+
+def _by_rows(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    return [list(group) for _, group in itertools.groupby(pieces, key=lambda piece: id(piece.rows))]
 
 
 def side_by_side(pieces: Sequence[Piece]) -> Piece:
@@ -80,12 +87,15 @@ def over_rows(pieces: Sequence[Piece], batch: int) -> Segment:
     device = pieces[0].key.device
     owner = torch.full((batch,), len(pieces), device=device)  # index of each row's piece; zeros stand behind the last
     lengths = torch.zeros(batch, dtype=torch.long, device=device)
+    covered = 0
     for index, piece in enumerate(pieces):
+        assert piece.rows is not None, "an adapter for all rows is the only one"
         owner[piece.rows] = index
         lengths[piece.rows] = piece.key.shape[2]
+        covered += len(piece.rows)
     key = _table([piece.key for piece in pieces], heads, longest)[owner]
     value = _table([piece.value for piece in pieces], heads, longest)[owner]
-    if all(p.key.shape[2] == longest for p in pieces) and sum(len(p.rows) for p in pieces) == batch:
+    if covered == batch and all(piece.key.shape[2] == longest for piece in pieces):
         return Segment(key, value)
     return Segment(key, value, (torch.arange(longest, device=device) < lengths[:, None])[:, None, None])
 

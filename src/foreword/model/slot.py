@@ -101,12 +101,14 @@ class Reads:
     Attributes:
         site: where.
         prefixes: each prefix, what its adapter computed once for all sites, and its rows (None: all).
-        joins_softmax: whether one of them is in the tokens' softmax.
-        splits_softmax: whether one of those can't be put together with others.
+        alone: those that can't be put together with others.
+        joins_softmax: whether one of the prefixes is in the tokens' softmax.
+        splits_softmax: whether one of those stands alone.
     """
 
     site: Site
     prefixes: list[tuple[Any, Any, Tensor | None]]
+    alone: list[tuple[Any, Any, Tensor | None]]
     joins_softmax: bool
     splits_softmax: bool
     _segments: Segments | None = None
@@ -127,7 +129,7 @@ class Reads:
 
     def others(self, plan: Plan) -> list[Reader]:
         """The readers that `segments` leaves out."""
-        return [p.reader(self.site, shared, rows, plan) for p, shared, rows in self.prefixes if not _stacks(p)]
+        return [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self.alone]
 
 
 class Slot(nn.Module):
@@ -159,7 +161,8 @@ class Slot(nn.Module):
             for part, prefix in self.adapters[name].items()
         ]
         joining = [prefix for prefix, _, _ in prefixes if prefix.joins_softmax]
-        return Reads(self.site, prefixes, bool(joining), not all(map(_stacks, joining)))
+        alone = [entry for entry in prefixes if not _stacks(entry[0])]
+        return Reads(self.site, prefixes, alone, bool(joining), not all(map(_stacks, joining)))
 
     def close(self) -> None:
         if self._handle is not None:

@@ -8,7 +8,7 @@ import torch
 import foreword as fw
 import zoo
 from conformance import close, make_case, shake, small, text
-from foreword.attention import readers
+from foreword.attention import readers, stack
 from foreword.attention.readers import watch_paths
 from foreword.model.slot import Prefix
 
@@ -132,6 +132,22 @@ def test_rows_of_a_generation_serve_a_training_step() -> None:
             case.logits(text())
         case.logits(text()).sum().backward()
     assert all(parameter.grad is not None for parameter in case.adapter.trainable_parameters)
+
+
+@torch.no_grad()
+def test_long_prefixes_are_not_copied_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.make("llama")
+    for seed, name in enumerate(("one", "two")):
+        shake(fw.attach(model, small("prefix-tuning"), name), seed)
+    with fw.rows(model, ["one", None, "two"]):
+        copied = model(input_ids=text()).logits
+        monkeypatch.setattr(stack, "COPIED", 100)
+        with watch_paths() as paths:
+            close(model(input_ids=text()).logits, copied)
+    assert all("too long to copy" in path for path in paths.values())
+    with watch_paths() as paths:
+        model(input_ids=text())
+    assert set(paths.values()) == {"fused"}  # all rows read one prefix
 
 
 @torch.no_grad()

@@ -89,9 +89,12 @@ class Plan:
         if reads is None or not reads.prefixes:
             return original(module, query, key, value, mask, **kwargs)
         obstacle = _obstacle(reads, module, query, key, value, kwargs)
+        segments = reads.segments(len(query)) if obstacle is None else None
+        if segments is None:
+            obstacle = obstacle or "the prefixes are too long to copy them for each row"
         _note(module, obstacle)
-        if obstacle is None:
-            return self._read_fused(reads, original, module, query, key, value, mask, kwargs)
+        if segments is not None:
+            return self._read_fused(reads, segments, original, module, query, key, value, mask, kwargs)
 
         readers = reads.readers(self)
         scoring = Scoring(_scaling(query, kwargs), kwargs.get("softcap"), kwargs.get("dropout", 0.0))
@@ -105,9 +108,9 @@ class Plan:
             out, lse = reader.add(query, out, lse, scoring)
         return out.transpose(1, 2).contiguous(), weights
 
-    def _read_fused(self, reads, original, module, query, key, value, mask, kwargs):
+    def _read_fused(self, reads, segments, original, module, query, key, value, mask, kwargs):
         """The same with a fused kernel for each softmax, and one call for the prefixes of all rows."""
-        segments, scaling = reads.segments(len(query)), _scaling(query, kwargs)
+        scaling = _scaling(query, kwargs)
         weights, prefix = None, segments.joint
         if prefix is None:
             out, weights = original(module, query, key, value, mask, **kwargs)  # (B, T, H, D)

@@ -17,6 +17,8 @@ from torch.nn.functional import pad
 
 from .kernels import repeat_heads
 
+COPIED = 2**24  # 64 MB in fp32: 32 rows with 1,300 prefix tokens each, on a layer with 3 key heads of width 64
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -54,17 +56,27 @@ class Piece:
     rows: Tensor | None
 
 
-def together(joint: Sequence[Piece], apart: Sequence[Piece], batch: int) -> Segments:
+def together(joint: Sequence[Piece], apart: Sequence[Piece], batch: int) -> Segments | None:
     """Pieces in the tokens' softmax, and pieces with a softmax of their own → what B rows read.
 
-    Pieces of one adapter have the same `rows`, those of two adapters disjoint ones.
+    Pieces of one adapter have the same `rows`, those of two adapters disjoint ones. None where a copy for each row
+    would take more than `COPIED` numbers: long prefixes that many rows share are better read adapter by adapter.
     """
     in_softmax = [side_by_side(pieces) for pieces in _by_rows(joint)]
     turns = itertools.zip_longest(*_by_rows(apart))  # the first of every adapter, then the second
+    groups = [[piece for piece in turn if piece is not None] for turn in turns]
+    if any(_copied(pieces, batch) > COPIED for pieces in (in_softmax, *groups)):
+        return None
     return Segments(
-        over_rows(in_softmax, batch) if in_softmax else None,
-        [over_rows([piece for piece in turn if piece is not None], batch) for turn in turns],
+        over_rows(in_softmax, batch) if in_softmax else None, [over_rows(pieces, batch) for pieces in groups]
     )
+
+
+def _copied(pieces: Sequence[Piece], batch: int) -> int:
+    """How many numbers `over_rows` would write."""
+    if not pieces or pieces[0].rows is None:
+        return 0
+    return batch * max(piece.key[0].numel() + piece.value[0].numel() for piece in pieces)
 
 
 def _by_rows(pieces: Sequence[Piece]) -> list[list[Piece]]:

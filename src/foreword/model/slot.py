@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -111,21 +111,20 @@ class Reads:
     alone: list[tuple[Any, Any, Tensor | None]]
     joins_softmax: bool
     splits_softmax: bool
-    _segments: Segments | None = None
+    _segments: list[Segments | None] = field(default_factory=list)  # once they are known
 
     def readers(self, plan: Plan) -> list[Reader]:
         """The prefixes one by one: those in the tokens' softmax first, then those added to its output."""
         readers = [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self.prefixes]
         return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
 
-    def segments(self, batch: int) -> Segments:
-        """The prefixes put together for B rows, but for `others`."""
-        if self._segments is None:
+    def segments(self, batch: int) -> Segments | None:
+        """The prefixes put together for B rows, but for `others`; None where they are too long for that."""
+        if not self._segments:
             pieces = [(p.joins_softmax, p.piece(self.site, *rest)) for p, *rest in self.prefixes if _stacks(p)]
-            self._segments = together(
-                [piece for joins, piece in pieces if joins], [piece for joins, piece in pieces if not joins], batch
-            )
-        return self._segments
+            joint, apart = ([piece for joins, piece in pieces if joins is kind] for kind in (True, False))
+            self._segments.append(together(joint, apart, batch))
+        return self._segments[0]
 
     def others(self, plan: Plan) -> list[Reader]:
         """The readers that `segments` leaves out."""

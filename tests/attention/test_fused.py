@@ -5,6 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attention.concatenation import Problem, concatenated, problem
+from foreword.attention import fused
 from foreword.attention.fused import joint_attention, prefix_attention
 from foreword.attention.kernels import FlashCPU
 from foreword.attention.merge import Scoring
@@ -31,6 +32,13 @@ CASES = {
     "one row each, left padding": dict(per_row=True, rows=4, masking="left", tokens=32),
     "one row each, decoding": dict(per_row=True, rows=32, tokens=1, keys=40, prefix=16, masking="all"),
 }
+
+
+@pytest.fixture(params=["as chosen", "merged"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to join two segments; what is chosen depends on the shapes."""
+    if request.param == "merged":
+        monkeypatch.setattr(fused, "_concatenates", lambda *tensors: False)
 
 
 def fused_joint(case: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -61,12 +69,14 @@ def readable(case: Problem) -> Problem:
     return case
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("name", CASES)
 def test_exact_in_float64(name: str) -> None:
     case = readable(problem(**CASES[name]))
     assert max(errors(fused_joint(case, torch.float64), concatenated(case, torch.float64), case)) < 1e-12
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("name", CASES)
 def test_close_in_float32(name: str) -> None:
     case = readable(problem(**CASES[name]))
@@ -106,6 +116,7 @@ def test_softmax_of_its_own(combine, groups: int, dtype: torch.dtype) -> None:
         assert (one.double() - other).norm() <= limit * other.norm()
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("masking", ["causal", "left", "all"])
 def test_gradcheck(masking: str, per_row: bool) -> None:

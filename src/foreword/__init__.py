@@ -14,6 +14,7 @@ from .methods import (
     Mam,
     MultiheadAdapter,
     ParallelAdapter,
+    ParScale,
     PrefixMemory,
     PrefixTuning,
     PromptTuning,
@@ -28,7 +29,7 @@ from .methods import (
 from .model.adapter import Adapter
 from .model.attach import adapters, attach, detach, set_active
 from .model.prompt import known_prompt
-from .model.rows import rows
+from .model.rows import rows, set_streams
 from .space import Method, Point, methods
 
 __version__ = "0.1.0"

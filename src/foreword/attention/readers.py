@@ -62,6 +62,7 @@ class Plan:
         memory: what was computed at the first step of a generation, kept for the next ones; None outside of one.
         prompt: (B, T) boolean, the tokens from which a method may compute gates: the prompt, no padding; None: all.
         call: the arguments of the attention module's call by name, for prefixes that read its input.
+        streams: which rows are parallel streams of one (see `foreword.model.streams`); None where none are.
     """
 
     rows: dict[str, Tensor | None]
@@ -69,6 +70,7 @@ class Plan:
     memory: dict[Hashable, Any] | None = None
     prompt: Tensor | None = None
     call: dict[str, Any] | None = None
+    streams: Any = None
 
     def reads_only(self, name: str | None) -> bool:
         """Whether every row reads the adapter `name`."""

@@ -9,6 +9,7 @@ from .mam import Mam
 from .multihead_adapter import MultiheadAdapter
 from .own_weights import BitFit, Full
 from .parallel_adapter import ParallelAdapter
+from .parscale import ParScale
 from .prefix_memory import PrefixMemory
 from .prefix_tuning import PrefixTuning
 from .prompt_tuning import PromptTuning
@@ -26,6 +27,7 @@ __all__ = [
     "Lora",
     "Mam",
     "MultiheadAdapter",
+    "ParScale",
     "ParallelAdapter",
     "PrefixMemory",
     "PrefixTuning",

@@ -71,8 +71,8 @@ def place(host: Host, methods: Sequence[Method], name: str, start: Start) -> Ada
 
 def _require_free(host: Host, name: str) -> None:
     """Raise `ForewordError` for a name that no module can have, or that an adapter has already."""
-    if not isinstance(name, str) or not name or "." in name:
-        raise ForewordError(f"{name!r} can't name an adapter: a name has at least one character and no dot")
+    if not isinstance(name, str) or not name or "." in name or "@" in name:
+        raise ForewordError(f"{name!r} can't name an adapter: a name has at least one character, no dot and no @")
     if name in host.adapters:
         raise ForewordError(f"the model has an adapter {name!r} already; detach it first or choose another name")
     if hasattr(nn.ModuleDict(), name):

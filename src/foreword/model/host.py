@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,10 +17,16 @@ from .frames import alone, watch
 from .layout import Layout, by_name
 from .peft_layers import peft_parameters
 from .prompt import prompt_of, watch_labels
+from .stream_part import StreamPart
+from .streams import Sets, Streams, indices, read_streams, set_name, tile
 from .survey import survey
+
+if TYPE_CHECKING:
+    from .part import Part
 
 Names = tuple[str | None, ...]
 row_names: ContextVar[dict[int, Names]] = ContextVar("row_names", default={})  # id(host) → adapter of each batch row
+row_streams: ContextVar[dict[int, tuple[int | None, ...]]] = ContextVar("row_streams", default={})  # and its P
 
 
 class Host(nn.Module):
@@ -39,7 +44,10 @@ class Host(nn.Module):
         self.adapters: dict[str, Any] = {}
         self.active: str | None = None
         self.shared = nn.ModuleDict()  # adapter → part → module evaluated once a forward
+        self.sets: dict[str, Sets] = {}  # adapter → its sets of parallel streams
+        self.aggregators = nn.ModuleDict()  # set → module that joins its streams
         self._memories: WeakKeyDictionary[Any, dict[nn.Module, Any]] = WeakKeyDictionary()  # KV cache → memory
+        self._counts: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()  # KV cache → P of each row
         kept = peft_parameters(model)
         self._required_grad = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
         for parameter in self._required_grad:
@@ -47,6 +55,7 @@ class Host(nn.Module):
         self._handles: list[Any] = []
         for stack in self.layout.stacks:
             self._handles.append(stack.register_forward_pre_hook(self.before_stack, with_kwargs=True))
+            self._handles.append(stack.register_forward_hook(self.after_stack, with_kwargs=True))
             self._handles += watch(stack)
         self._watched: set[str] = set()
 
@@ -97,6 +106,19 @@ class Host(nn.Module):
             if not parts:
                 del self.shared[name]
 
+    def add_set(self, name: str, part: StreamPart) -> None:
+        """Know a set of parallel streams of adapter `name`, and take a row's streams along in beam search."""
+        self.sets.setdefault(name, Sets(name)).parts[part.streams] = part
+        self.model._reorder_cache = self.reorder_cache
+
+    def remove_set(self, name: str, part: StreamPart) -> None:
+        key = set_name(name, part.streams)
+        if key in self.aggregators:
+            del self.aggregators[key]
+        self.sets.pop(name, None)
+        if not self.sets:
+            self.model.__dict__.pop("_reorder_cache", None)
+
     def leave_if_empty(self) -> None:
         """With no adapter left, restore the model: no hooks, no child module, parameters trainable as they were."""
         if self.adapters or host_on(self.model) is None:
@@ -123,40 +145,95 @@ class Host(nn.Module):
             return None
         arguments = by_name(stack, args, kwargs)
         batch, length = _batch_and_length(arguments)
-        rows = self._rows(batch)
-        if rows is None:
+        names = self._names(batch)
+        if names is None:
             return None
         cache = arguments.get("cache", arguments.get("past_key_values"))
-        parts_of = {name: self.adapters[name].parts for name in rows}
         prompt = None
-        if "input_features" not in arguments and any(
-            part.reads_prompt for parts in parts_of.values() for part in parts
-        ):
+        if "input_features" not in arguments and self._reads_prompt(names):
             is_target = stack not in self.layout.encoders
             prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, is_target)
-        plan = Plan(rows, memory=self._memory(cache, length), prompt=prompt)
-        for name, parts in parts_of.items():
+        streams = self._streams(names, cache, stack.training and torch.is_grad_enabled())
+        if streams is not None:
+            tiling = streams.tiling
+            tiling.repeat(arguments)
+            names, batch = tuple(names[row] for row in tiling.rows), len(tiling.rows)
+            prompt = None if prompt is None else prompt[tiling.source]
+        parts, rows = self._parts(names, streams)
+        plan = Plan(rows, memory=self._memory(cache, length), prompt=prompt, streams=streams)
+        for name, own in parts.items():
+            reading = None if streams is None else streams.readings.get(name)
             with alone(name):
-                plan.shared[name] = [None if p.shared is None else plan.remember(p.shared, p.shared) for p in parts]
+                plan.shared[name] = [reading.stream if reading else _share(part, plan) for part in own]
         arguments["foreword"] = plan
         if self.layout.decoder_only:
-            position_ids = self._positions(arguments, cache, rows, batch, length)
+            shifts = {name: sum(part.shift for part in own if part is not None) for name, own in parts.items()}
+            position_ids = self._positions(arguments, cache, rows, shifts, batch, length)
             if position_ids is not None:
                 arguments["position_ids"] = position_ids
         return (), arguments
 
-    def _rows(self, batch: int) -> dict[str, Tensor | None] | None:
-        """Adapter → indices of its rows among `batch`, or None for all rows; None where all read the base model."""
+    def after_stack(self, stack: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        """Forward hook of a stack: join the parallel streams of each row in its last hidden states."""
+        plan = kwargs.get("foreword")
+        if not isinstance(plan, Plan) or plan.streams is None:
+            return None
+        if isinstance(output, tuple):
+            return (plan.streams.join(output[0]), *output[1:])
+        if output.get("past_key_values") is not None:  # may have been made inside
+            self._counts[output["past_key_values"]] = plan.streams.tiling.counts
+        output["last_hidden_state"] = plan.streams.join(output["last_hidden_state"])
+        return output
+
+    def reorder_cache(self, cache: Any, beam_idx: Tensor) -> Any:
+        """What `generate` calls as `model._reorder_cache`: row b of the user's takes the place that beam_idx[b] had."""
+        tiling = tile(self._counts[cache], self.model.device) if cache in self._counts else None
+        cache.reorder_cache(beam_idx if tiling is None else tiling.reorder(beam_idx))
+        return cache
+
+    def _names(self, batch: int) -> Names | None:
+        """The adapter of each of `batch` rows; None where all read the base model."""
         names = row_names.get().get(id(self))
         if names is None:
-            return None if self.active is None else {self.active: None}
+            return None if self.active is None else (self.active,) * batch
         if batch % len(names):
             raise ForewordError(f"rows names {len(names)} adapters for a batch of {batch} rows")
-        repeats = batch // len(names)  # beams and samples of a row stand side by side
-        every = tuple(name for name in names for _ in range(repeats))
-        if len(set(every)) == 1 and None not in every:
-            return {every[0]: None}
-        return _row_indices(every, self.model.device)
+        every = tuple(name for name in names for _ in range(batch // len(names)))  # beams of a row stand side by side
+        return every if any(every) else None
+
+    def _reads_prompt(self, names: Names) -> bool:
+        return any(part.reads_prompt for name in {*names} - {None} for part in self.adapters[name].parts)
+
+    def _streams(self, names: Names, cache: Any, training: bool) -> Streams | None:
+        """The parallel streams of rows that read the adapters `names`; None where each row has one."""
+        if not self.sets:
+            return None
+        chosen = row_streams.get().get(id(self), (None,))
+        usual = {name: self.sets[name].next(training) for name in {*names} & self.sets.keys()}
+        repeats = len(names) // len(chosen)
+        counts = tuple(chosen[row // repeats] or usual.get(name, 1) for row, name in enumerate(names))
+        if cache is not None:
+            before = self._counts.get(cache, counts)
+            if before != counts and int(cache.get_seq_length()) > 0:
+                raise ForewordError(
+                    f"the KV cache holds P = {before} streams of each row; this forward reads P = {counts}"
+                )
+            self._counts[cache] = counts
+        tiling = tile(counts, self.model.device)
+        return None if tiling is None else read_streams(self.sets, names, tiling)
+
+    def _parts(
+        self, names: Names, streams: Streams | None
+    ) -> tuple[dict[str, list[Part | None]], dict[str, Tensor | None]]:
+        """Adapter, or set of streams, → its parts (None for those that are not read under that name), and → its rows."""
+        rows = dict(indices(names, self.model.device))
+        parts: dict[str, list[Part | None]] = {name: self.adapters[name].parts for name in rows}
+        for name in rows.keys() & self.sets.keys():
+            parts[name] = [None if isinstance(part, StreamPart) else part for part in parts[name]]
+        for key, reading in ({} if streams is None else streams.readings).items():
+            parts[key] = [part if part is reading.part else None for part in self.adapters[reading.adapter].parts]
+            rows[key] = reading.rows
+        return parts, rows
 
     def _memory(self, cache: Any, length: int) -> dict[nn.Module, Any] | None:
         """What earlier steps of this generation computed: kept beside their KV cache, and only without gradients.
@@ -170,7 +247,13 @@ class Host(nn.Module):
         return self._memories.setdefault(cache, {})
 
     def _positions(
-        self, arguments: dict[str, Any], cache: Any, rows: dict[str, Tensor | None], batch: int, length: int
+        self,
+        arguments: dict[str, Any],
+        cache: Any,
+        rows: dict[str, Tensor | None],
+        shifts: dict[str, int],
+        batch: int,
+        length: int,
     ) -> Tensor | None:
         """Position ids (B, T) that count from each row's first real token, plus the shift of its adapter.
 
@@ -180,18 +263,17 @@ class Host(nn.Module):
         mask = arguments.get("attention_mask")
         if positions is None and isinstance(mask, Tensor) and mask.dim() == 2:
             positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        shifts = {name: sum(part.shift for part in self.adapters[name].parts) for name in rows}
         if not any(shifts.values()):
             return positions
         if positions is None:
             past = 0 if cache is None else int(cache.get_seq_length())
             positions = torch.arange(past, past + length, device=self.model.device)[None]
         positions = positions.expand(batch, -1).clone()
-        for name, indices in rows.items():
-            if indices is None:
+        for name, own in rows.items():
+            if own is None:
                 positions += shifts[name]
             else:
-                positions[indices] += shifts[name]
+                positions[own] += shifts[name]
         return positions
 
 
@@ -218,6 +300,11 @@ def host_with(model: PreTrainedModel, name: str) -> Host:
         raise ForewordError(f"the model has no adapter {name!r}; it has none")
     host.require(name)
     return host
+
+
+def _share(part: Part | None, plan: Plan) -> Any:
+    """What a part computes once for all its places in this forward."""
+    return None if part is None or part.shared is None else plan.remember(part.shared, part.shared)
 
 
 def _batch_and_length(arguments: dict[str, Any]) -> tuple[int, int]:

@@ -73,6 +73,11 @@ class Start:
             raise ForewordError(f"init_ids holds {wrong[0]}; token ids of this model are 0 … {vocabulary - 1}")
         return ids[:, :length]
 
+    def split(self, count: int, length: int) -> list[Start]:
+        """`count` starts, each from the next `length` tokens of the text."""
+        pieces = self.ids(count * length).view(count, length)
+        return [Start(self.model, self.layout, piece, self.seed) for piece in pieces]
+
     def key_values(self, sites: list[Site], length: int, init: str) -> dict[Site, KeyValue]:
         """Initial keys (G, l, D_k) and values (G, l, D_v) of each site for init "text", "normal" or "zero"."""
         if init == "text":
@@ -124,6 +129,9 @@ class Blank(Start):
 
     def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
         super().__init__(model, layout, init_ids=None, seed=0)
+
+    def split(self, count: int, length: int) -> list[Start]:
+        return [self] * count
 
     def key_values(self, sites: list[Site], length: int, init: str) -> dict[Site, KeyValue]:
         return super().key_values(sites, length, "zero")

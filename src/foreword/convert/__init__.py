@@ -1,0 +1,1 @@
+"""Adapters of other libraries and papers, to and from their file layouts."""

@@ -430,3 +430,11 @@ def test_training_with_trl(tmp_path):
     fw.load(fresh, tmp_path / "out")
     ids = text()
     assert torch.equal(fresh(ids).logits, model(ids).logits)
+
+
+def test_what_inference_mode_laid_out_serves_training():
+    model, _ = make((2, 5), torch.float32)
+    with torch.inference_mode(), fw.rows(model, ["default"] * 3, streams=[5, 2, 5]):
+        model(text())
+    with fw.rows(model, ["default"] * 3, streams=[5, 2, 5]):
+        model(text()).logits.sum().backward()

@@ -313,13 +313,3 @@ def _batch_and_length(arguments: dict[str, Any]) -> tuple[int, int]:
         if arguments.get(name) is not None:
             return arguments[name].shape[0], arguments[name].shape[1]
     raise ForewordError("the model was called without input_ids or inputs_embeds")
-
-
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)  # a training step may use them later
-def _row_indices(names: Names, device: torch.device) -> dict[str, Tensor]:
-    """Name → indices of its rows. The same tensors every time, so that what is kept for them is found again."""
-    present = dict.fromkeys(name for name in names if name is not None)
-    return {
-        name: torch.tensor([row for row, other in enumerate(names) if other == name], device=device) for name in present
-    }

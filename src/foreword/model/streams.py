@@ -26,6 +26,7 @@ Rows = dict[str, Tensor | None]  # name → indices of its rows, or None for eve
 
 
 @functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # a training step may use them later
 def indices(names: tuple[str | None, ...], device: torch.device) -> Rows:
     """Name → the rows that have it among `names` (one a row), or None where all do. Equal calls give the same tensors."""
     present = [name for name in dict.fromkeys(names) if name is not None]
@@ -85,6 +86,7 @@ class Tiling:
 
 
 @functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def tile(counts: tuple[int, ...], device: torch.device) -> Tiling | None:
     """The tiling of rows with P = `counts`; None where every row has one stream."""
     return Tiling(counts, device) if max(counts) > 1 else None

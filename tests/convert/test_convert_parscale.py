@@ -153,7 +153,7 @@ def test_another_base_is_refused(checkpoint):
     with pytest.raises(fw.ForewordError, match=r"lacks model\.layers\.2"):
         load_parscale(deeper, checkpoint)
     wider = Qwen2ForCausalLM(Qwen2Config(**SIZES | {"intermediate_size": 64}, tie_word_embeddings=tied))
-    with pytest.raises(fw.ForewordError, match=r"\[48, 32\], this model's \[64, 32\]"):
+    with pytest.raises(fw.ForewordError, match=r"\[32, 48\], this model's \[32, 64\]"):
         load_parscale(wider, checkpoint)
     assert not hasattr(wider, "foreword")
 

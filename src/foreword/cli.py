@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": "answer a prompt, or a file of prompts",
     "chat": "talk to a model with an adapter",
     "inspect": "show what is in an adapter folder",
+    "scaling": "fit the law of parallel streams, or compare what they cost",
     "methods": "list the methods, with their parameter counts on a model",
     "demo": "the main job in minutes: train, compare, report",
 }

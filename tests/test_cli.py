@@ -93,6 +93,21 @@ def test_generate_answers_a_file_in_its_order(adapter, tmp_path, capsys):
         assert alone.strip("\n") == row["answer"]
 
 
+def test_generate_reads_the_streams_that_were_asked_for(base, tmp_path, capsys):
+    data = tiny.write_jsonl(tmp_path / "data.jsonl", tiny.rows())
+    out = tmp_path / "streams"
+    words = ["--model", base, "--output_dir", out, "--max_steps", "2", "--save_strategy", "no"]
+    streams = ["--method", "parscale", "--method.streams", "[1,2]", "--method.length", "4"]
+    code, _, err = run(capsys, "train", data, *words, *streams)
+    assert code == 0, err
+    ask = ["generate", "--adapter", out, "--prompt", "1 red:", "--max_new_tokens", "4", "--streams"]
+    code, _, err = run(capsys, *ask, "1")
+    assert code == 0, err
+    code, _, err = run(capsys, *ask, "3")
+    assert code == 2
+    assert "sets of 1, 2" in err
+
+
 def test_chat_reads_lines_until_they_end(adapter, capsys, monkeypatch):
     lines = iter(["1 red:", "/base", "2 blue:", "/reset", "/nonsense"])
 

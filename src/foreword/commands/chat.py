@@ -13,6 +13,7 @@ def run(
     model: str | None = None,
     system: str | None = None,
     dtype: str = "auto",
+    streams: int | None = None,
 ) -> None:
     """Talk to a model with an adapter. /reset forgets the conversation, /base and /adapter switch, /exit leaves.
 
@@ -25,6 +26,7 @@ def run(
         model: a Hub id, a local folder, or "smollm2"; the adapter's own base by default.
         system: a system message to begin with.
         dtype: "auto", "float32", "bfloat16" or "float16".
+        streams: how many parallel streams to read, of those that an adapter of parscale has; the most by default.
     """
     import torch
     from transformers import TextStreamer
@@ -35,7 +37,7 @@ def run(
     from .loading import as_prompt, load_with_adapter, trained_on_plain_text
     from .output import console
 
-    network, tokenizer = load_with_adapter(model, adapter, dtype)
+    network, tokenizer = load_with_adapter(model, adapter, dtype, streams)
     names = adapters(network)
     raw = trained_on_plain_text(adapter) or not tokenizer.chat_template
     opening = [{"role": "system", "content": system}] if system and not raw else []

@@ -16,6 +16,7 @@ def run(
     model: str | None = None,
     dtype: str = "auto",
     raw: bool | None = None,
+    streams: int | None = None,
 ) -> None:
     """Answer one prompt, or every row of a file.
 
@@ -34,6 +35,7 @@ def run(
         model: a Hub id, a local folder, or "smollm2"; the adapter's own base by default.
         dtype: "auto", "float32", "bfloat16" or "float16".
         raw: read prompts as they are, without the chat template; by default as the adapter was trained.
+        streams: how many parallel streams to read, of those that an adapter of parscale has; the most by default.
     """
     from ..data import read_prompts
     from ..errors import ForewordError
@@ -44,7 +46,7 @@ def run(
     if (prompt is None) == (input is None):
         raise ForewordError("give either --prompt TEXT or --input FILE.jsonl")
     rows = [({}, prompt)] if input is None else read_prompts(input)
-    network, tokenizer = load_with_adapter(model, adapter, dtype)
+    network, tokenizer = load_with_adapter(model, adapter, dtype, streams)
     raw = trained_on_plain_text(adapter) if raw is None else raw
     prompts = [as_prompt(one, tokenizer, raw) if isinstance(one, str) else one for _, one in rows]
     answers = answer(network, tokenizer, prompts, settings)

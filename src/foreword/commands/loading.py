@@ -8,14 +8,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..base import text_base
 from ..checkpoint import load, read_config, resolve_folder
+from ..model.rows import set_streams
 
 
 def load_with_adapter(
-    model: str | None, adapter: str | None, dtype: str
+    model: str | None, adapter: str | None, dtype: str, streams: int | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The base and its tokenizer, with the adapter active if there is one.
 
-    Without `model`, the base is the one that the adapter was trained on.
+    Without `model`, the base is the one that the adapter was trained on. `streams` is for adapters of parscale.
     """
     folder = None if adapter is None else resolve_folder(adapter)
     if model is None:
@@ -23,6 +24,8 @@ def load_with_adapter(
     network, tokenizer = text_base(model, dtype=dtype)
     if folder is not None:
         load(network, folder)
+    if streams is not None:
+        set_streams(network, streams)
     return network, tokenizer
 
 

@@ -4,8 +4,8 @@
     model.aggregate_layer.0.weight, .bias            (d, P·d) with column h·P + p for stream p, (d,)
     model.aggregate_layer.2.weight, .bias            (P, d), (P,)
 
-and a config with `parscale_n` (P), `parscale_n_tokens` (l) and `parscale_attn_smooth` (ε), as github.com/QwenLM/ParScale
-and the models of huggingface.co/ParScale have it. With P = 1 it is a plain Qwen2.
+and a config with `parscale_n` (P), `parscale_n_tokens` (l) and `parscale_attn_smooth` (ε), as
+github.com/QwenLM/ParScale and the models of huggingface.co/ParScale have it. With P = 1 it is a plain Qwen2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ..errors import ForewordError
@@ -38,8 +38,8 @@ OWN_FIELDS = ("parscale_n", "parscale_n_tokens", "parscale_attn_smooth", "archit
 def base_of(folder: str | Path, dtype: torch.dtype | None = None) -> Qwen2ForCausalLM:
     """The model under the streams of a released checkpoint: a plain Qwen2, in evaluation mode.
 
-    Checkpoints whose base trained too (the 1.8B and QwenInit models) exist with this base only; those over a frozen Qwen2.5
-    have the weights of that.
+    Checkpoints whose base trained too (the 1.8B and QwenInit models) exist with this base only; those over a frozen
+    Qwen2.5 have the weights of that.
 
     Args:
         folder: local, with config.json and safetensors.
@@ -53,7 +53,8 @@ def base_of(folder: str | Path, dtype: torch.dtype | None = None) -> Qwen2ForCau
     if dtype is None:
         dtype = next(iter(tensors.values())).dtype
     plain = Qwen2Config(**{name: value for name, value in config.items() if name not in OWN_FIELDS})
-    model = Qwen2ForCausalLM(plain).to(dtype)
+    model = Qwen2ForCausalLM(plain)
+    model.to(dtype=dtype)
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     if plain.tie_word_embeddings:
         missing = [name for name in missing if name != "lm_head.weight"]
@@ -68,8 +69,8 @@ def load_parscale(model: PreTrainedModel, folder: str | Path, name: str = "defau
     """Attach the streams of a released checkpoint to `model` under `name`, and make them the active adapter.
 
     Args:
-        model: the Qwen2 that the checkpoint was trained on: `base_of(folder)`, or the Qwen2.5 of a frozen-base checkpoint.
-        folder: local, with config.json and safetensors.
+        model: the Qwen2 that the checkpoint was trained on: `base_of(folder)`, or the Qwen2.5 of a frozen-base
+        checkpoint. folder: local, with config.json and safetensors.
 
     Raises:
         ForewordError: a file is missing or damaged, P is 1, or the checkpoint's base is another than `model`.
@@ -89,7 +90,7 @@ def load_parscale(model: PreTrainedModel, folder: str | Path, name: str = "defau
     except Exception:
         host.leave_if_empty()
         raise
-    for key, target in _named(adapter.parts[0]).items():
+    for key, target in _named(_set(adapter, None)).items():
         target.data.copy_(tensors[key])
     return adapter
 
@@ -108,7 +109,8 @@ def save_parscale(adapter: Adapter, folder: str | Path, streams: int | None = No
     """
     model, folder = adapter.model, Path(folder)
     part = _set(adapter, streams)
-    method = adapter.methods[0]
+    method = part.method
+    assert isinstance(method, ParScale)
     tied = model.config.tie_word_embeddings
     tensors = {
         name: tensor
@@ -153,8 +155,8 @@ def _named(part: StreamPart) -> dict[str, Tensor]:
         key, value = part.modules[site].source.every()
         named[f"model.layers.{site.layer}.self_attn.prefix_k"] = key
         named[f"model.layers.{site.layer}.self_attn.prefix_v"] = value
-    linears: dict[int, nn.Linear] = {0: part.aggregator.hidden, 2: part.aggregator.scores}
-    for index, linear in linears.items():
+    assert part.aggregator is not None, "one stream has no numbers"
+    for index, linear in {0: part.aggregator.hidden, 2: part.aggregator.scores}.items():
         named[f"model.aggregate_layer.{index}.weight"] = linear.weight
         named[f"model.aggregate_layer.{index}.bias"] = linear.bias
     return named
@@ -181,7 +183,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     for name in files:
         try:
             with safe_open(folder / name, framework="pt") as file:
-                tensors |= {key: file.get_tensor(key) for key in file.keys()}
+                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except FileNotFoundError as error:
             raise ForewordError(f"{folder / name} does not exist") from error
         except (SafetensorError, OSError) as error:
@@ -190,7 +192,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_base(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Raise `ForewordError` where the checkpoint's base is not `model`: by all shapes, and the values of norms and biases."""
+    """Raise `ForewordError` where the checkpoint's base is not `model`, by shapes and by norms and biases."""
     own = {name: tensor for name, tensor in model.state_dict().items() if "foreword" not in name.split(".")}
     theirs = {name: tensor for name, tensor in tensors.items() if not _is_own(name)}
     missing = [name for name in own if name not in theirs and name != "lm_head.weight"]

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
+from torch import nn
 
 from ..aggregate import StreamAggregator
 from ..combines import Joint
 from ..errors import ForewordError
-from ..model.layout import Layout
+from ..model.layout import Block, Layout, Site
 from ..model.part import Part
 from ..model.slot import Prefix
 from ..model.stream_part import StreamPart
@@ -33,8 +34,8 @@ class ParScale(Method):
 
     The model reads P copies of every row; `foreword.aggregate.StreamAggregator` has the equation of w̃. Rows go in and
     come out as the user counts them. One adapter can hold a *set* (prefixes and aggregator) for each of several P over
-    the same base, and `foreword.set_streams` chooses. P = 1 is the base model without a prefix. Trainable for a set of P ≥ 2:
-    P·2·L·l·d_kv + (P·d² + d) + (d·P + P).
+    the same base, and `foreword.set_streams` chooses. P = 1 is the base model without a prefix. Trainable for a set
+    of P ≥ 2: P·2·L·l·d_kv + (P·d² + d) + (d·P + P).
 
     Use it where a small model must do more and its weights, not its arithmetic, are what the machine is short of. A
     forward of P streams costs up to P forwards; at batch 1 with short text, decoding costs little more than one.
@@ -97,7 +98,9 @@ class ParScale(Method):
         sites = layout.select(None, "self")
         source = PerStream(size, self.length, self.init, None if self.reparam is None else self.hidden)
         _, sources = source.build(sites, start)
-        modules = {site: Prefix(sources[site], Joint().build(site.num_heads)) for site in sites}
+        modules: dict[Site | Block, nn.Module] = {
+            site: Prefix(sources[site], Joint().build(site.num_heads)) for site in sites
+        }
         aggregator = StreamAggregator(size, width(layout), self.smoothing, start)
         shift = self.length if layout.learned_positions else 0
         return StreamPart(self, None, modules, shift=shift, streams=size, aggregator=aggregator)
@@ -123,7 +126,7 @@ class ParScale(Method):
 
 def width(layout: Layout) -> int:
     """d of the final hidden states, which is that of the embeddings."""
-    return layout.stacks[0].get_input_embeddings().embedding_dim
+    return int(layout.stacks[0].get_input_embeddings().weight.shape[1])
 
 
 @torch.no_grad()

@@ -225,7 +225,7 @@ class Host(nn.Module):
     def _parts(
         self, names: Names, streams: Streams | None
     ) -> tuple[dict[str, list[Part | None]], dict[str, Tensor | None]]:
-        """Adapter, or set of streams, → its parts (None for those that are not read under that name), and → its rows."""
+        """Adapter, or set of streams, → its parts (None for those not read under that name), and → its rows."""
         rows = dict(indices(names, self.model.device))
         parts: dict[str, list[Part | None]] = {name: self.adapters[name].parts for name in rows}
         for name in rows.keys() & self.sets.keys():

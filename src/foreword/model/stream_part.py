@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ..aggregate import StreamAggregator
 from .layout import Site
 from .part import Part
 from .slot import evict, slot_of
@@ -27,19 +28,19 @@ class StreamPart(Part):
     """
 
     streams: int = 1
-    aggregator: nn.Module | None = None
+    aggregator: StreamAggregator | None = None
 
     def install(self, host: Host, name: str, index: int, dtype: torch.dtype) -> None:
         host.add_set(name, self)
         if self.aggregator is not None:
-            device = list(self.modules)[-1].device  # of the last layer
+            device = self.sites[-1].device  # of the last layer
             host.aggregators[set_name(name, self.streams)] = self.aggregator.to(device, dtype)
-        for site, module in self.modules.items():
-            module.to(site.device, dtype)
-            slot_of(site).place(set_name(name, self.streams), index, module)
+        for site in self.sites:
+            self.modules[site].to(site.device, dtype)
+            slot_of(site).place(set_name(name, self.streams), index, self.modules[site])
 
     def remove(self, host: Host, name: str) -> None:
-        for site in self.modules:
+        for site in self.sites:
             evict(site, set_name(name, self.streams))
         host.remove_set(name, self)
 

@@ -28,7 +28,7 @@ Rows = dict[str, Tensor | None]  # name → indices of its rows, or None for eve
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # a training step may use them later
 def indices(names: tuple[str | None, ...], device: torch.device) -> Rows:
-    """Name → the rows that have it among `names` (one a row), or None where all do. Equal calls give the same tensors."""
+    """Name → the rows that have it among `names` (one a row), or None: all. Equal calls give the same tensors."""
     present = [name for name in dict.fromkeys(names) if name is not None]
     if len(present) == 1 and None not in names:
         return {present[0]: None}
@@ -128,7 +128,9 @@ class Streams:
         joined = hidden[: len(self.tiling.counts)]  # stream 0 of every row
         for reading in self.readings.values():
             own = hidden if reading.rows is None else hidden[reading.rows.to(hidden.device)]
-            answer = reading.part.aggregator(own.unflatten(0, (reading.part.streams, -1)))
+            aggregator = reading.part.aggregator
+            assert aggregator is not None, "a set of one stream is not read"
+            answer = aggregator(own.unflatten(0, (reading.part.streams, -1)))
             joined = answer if reading.users is None else joined.index_copy(0, reading.users.to(hidden.device), answer)
         return joined
 
@@ -181,7 +183,7 @@ def read_streams(sets: dict[str, Sets], names: Sequence[str | None], tiling: Til
     rows = indices(tuple(keys[row] for row in tiling.rows), device)
     readings = {}
     for key, name, count in zip(keys, names, tiling.counts, strict=True):
-        if key is not None and key not in readings:
+        if key is not None and name is not None and key not in readings:
             stream = tiling.stream if rows[key] is None else tiling.stream[rows[key]]
             readings[key] = Reading(name, sets[name].parts[count], rows[key], users[key], stream)
     return Streams(tiling, readings)
@@ -193,7 +195,7 @@ def _repeat_block_mask(mask: BlockMask, source: Tensor) -> BlockMask:
     def of_source(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask.mask_mod(source[row], head, query, key)
 
-    def repeated(blocks: Tensor | None) -> Tensor | None:
+    def repeated(blocks: Any) -> Any:
         return blocks if blocks is None or len(blocks) == 1 else blocks.index_select(0, source.to(blocks.device))
 
     return BlockMask.from_kv_blocks(

@@ -47,23 +47,23 @@ class Prefix(nn.Module):
         return hasattr(self.combine, "as_softmax") and not self.reads_input
 
     def piece(self, site: Site, shared: Any, rows: Tensor | None) -> Piece:
-        """The keys and values (1, G | H, l, D) whose softmax is this prefix's term."""
+        """The keys and values (1 | n, G | H, l, D) whose softmax is this prefix's term."""
         key, value = self.combine.as_softmax(*self.key_value(site, shared))
-        return Piece(key.to(site.dtype)[None], value.to(site.dtype)[None], rows)
+        return Piece(_for_rows(key.to(site.dtype)), _for_rows(value.to(site.dtype)), rows)
 
     def reader(self, site: Site, shared: Any, rows: Tensor | None, plan: Plan) -> Reader:
         """This prefix in one call of the attention at `site`."""
 
         def compute() -> KeyValue:
             key, value = self.key_value(site, shared)
-            return key.to(site.dtype)[None], value.to(site.dtype)[None]
+            return _for_rows(key.to(site.dtype)), _for_rows(value.to(site.dtype))
 
         key, value = plan.remember(self, compute)
         query = site.raw_query(plan.call) if self.reads_input and site.rotary is not None else None
         return Reader(self, key, value, rows, query)
 
     def key_value(self, site: Site, shared: Any) -> KeyValue:
-        """Keys (G, l, D_k) and values (G, l, D_v); `shared` is what the adapter computed once for all sites."""
+        """Keys (G, l, D_k) and values (G, l, D_v), or (n, G, l, D) for each row; `shared` is the part's own."""
         with alone(self.owner):  # its changes of the projections hold for its own prompts too
             key, value = self.source(site, shared)
         return (
@@ -77,8 +77,8 @@ class Reader:
     """One prefix in one attention call, for some rows of the batch (None: for all)."""
 
     prefix: Prefix
-    key: Tensor  # (1, G, l, D_k)
-    value: Tensor  # (1, G, l, D_v)
+    key: Tensor  # (1 | n, G, l, D_k)
+    value: Tensor  # (1 | n, G, l, D_v)
     rows: Tensor | None
     query: Tensor | None = None  # (B, H, T, D) to read instead of the tokens' query
 
@@ -191,6 +191,11 @@ def evict(site: Site, adapter: str) -> None:
         if not slot.adapters:
             slot.close()
             del site.module.foreword
+
+
+def _for_rows(tensor: Tensor) -> Tensor:
+    """(G, l, D) for every row → (1, G, l, D); (n, G, l, D) for each row stays."""
+    return tensor if tensor.dim() == 4 else tensor[None]
 
 
 def _stacks(prefix: Any) -> bool:

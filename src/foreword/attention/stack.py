@@ -49,7 +49,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Piece:
-    """Keys and values (1, G, l, D) for some rows of a batch, or for all (None)."""
+    """Keys and values (1, G, l, D) for some rows of a batch, or for all (None); (n, G, l, D) for each row its own."""
 
     key: Tensor
     value: Tensor
@@ -59,17 +59,19 @@ class Piece:
 def together(joint: Sequence[Piece], apart: Sequence[Piece], batch: int) -> Segments | None:
     """Pieces in the tokens' softmax, and pieces with a softmax of their own → what B rows read.
 
-    Pieces of one adapter have the same `rows`, those of two adapters disjoint ones. None where a copy for each row
-    would take more than `COPIED` numbers: long prefixes that many rows share are better read adapter by adapter.
+    Pieces of one adapter have the same `rows`, those of two adapters disjoint ones; parallel streams, of which each row
+    has keys of its own, may be rows of an adapter that has other pieces as well. None where a copy for each row would
+    take more than `COPIED` numbers: long prefixes that many rows share are better read adapter by adapter.
     """
-    in_softmax = [side_by_side(pieces) for pieces in _by_rows(joint)]
+    shared = [piece for piece in joint if len(piece.key) == 1]
+    streams = [piece for piece in joint if len(piece.key) > 1]
+    in_softmax = [[side_by_side(group) for group in _by_rows(pieces)] for pieces in (shared, streams) if pieces]
     turns = itertools.zip_longest(*_by_rows(apart))  # the first of every adapter, then the second
     groups = [[piece for piece in turn if piece is not None] for turn in turns]
-    if any(_copied(pieces, batch) > COPIED for pieces in (in_softmax, *groups)):
+    if any(_copied(pieces, batch) > COPIED for pieces in (*in_softmax, *groups)):
         return None
-    return Segments(
-        over_rows(in_softmax, batch) if in_softmax else None, [over_rows(pieces, batch) for pieces in groups]
-    )
+    joined = [over_rows(pieces, batch) for pieces in in_softmax]
+    return Segments(beside(joined, batch) if joined else None, [over_rows(pieces, batch) for pieces in groups])
 
 
 def _copied(pieces: Sequence[Piece], batch: int) -> int:
@@ -90,6 +92,22 @@ def side_by_side(pieces: Sequence[Piece]) -> Piece:
     return Piece(torch.cat([p.key for p in pieces], 2), torch.cat([p.value for p in pieces], 2), pieces[0].rows)
 
 
+def beside(segments: Sequence[Segment], batch: int) -> Segment:
+    """One segment of several that the same softmax reads."""
+    if len(segments) == 1:
+        return segments[0]
+    rows = max(len(segment.key) for segment in segments)
+    key = torch.cat([segment.key.expand(rows, -1, -1, -1) for segment in segments], 2)
+    value = torch.cat([segment.value.expand(rows, -1, -1, -1) for segment in segments], 2)
+    if all(segment.visible is None for segment in segments):
+        return Segment(key, value)
+    shown = [
+        torch.ones(batch, 1, 1, s.key.shape[2], dtype=torch.bool, device=key.device) if s.visible is None else s.visible
+        for s in segments
+    ]
+    return Segment(key, value, torch.cat(shown, -1))
+
+
 def over_rows(pieces: Sequence[Piece], batch: int) -> Segment:
     """Of prefixes for disjoint rows, the prefix of each row of a batch; a row without one sees none."""
     if pieces[0].rows is None:
@@ -97,13 +115,15 @@ def over_rows(pieces: Sequence[Piece], batch: int) -> Segment:
     heads = max(piece.key.shape[1] for piece in pieces)
     longest = max(piece.key.shape[2] for piece in pieces)
     device = pieces[0].key.device
-    owner = torch.full((batch,), len(pieces), device=device)  # index of each row's piece; zeros stand behind the last
+    prefixes = sum(len(piece.key) for piece in pieces)
+    owner = torch.full((batch,), prefixes, device=device)  # index of each row's prefix; zeros stand behind the last
     lengths = torch.zeros(batch, dtype=torch.long, device=device)
-    covered = 0
-    for index, piece in enumerate(pieces):
+    first = covered = 0
+    for piece in pieces:
         assert piece.rows is not None, "an adapter for all rows is the only one"
-        owner[piece.rows] = index
+        owner[piece.rows] = torch.arange(first, first + len(piece.key), device=device)
         lengths[piece.rows] = piece.key.shape[2]
+        first += len(piece.key)
         covered += len(piece.rows)
     key = _table([piece.key for piece in pieces], heads, longest)[owner]
     value = _table([piece.value for piece in pieces], heads, longest)[owner]
@@ -113,6 +133,6 @@ def over_rows(pieces: Sequence[Piece], batch: int) -> Segment:
 
 
 def _table(tensors: Sequence[Tensor], heads: int, longest: int) -> Tensor:
-    """(1, G, l_a, D) each → (A + 1, heads, longest, D), zeros where there is nothing."""
+    """(n_a, G, l_a, D) each → (Σ n_a + 1, heads, longest, D), zeros where there is nothing."""
     alike = [pad(repeat_heads(x, heads // x.shape[1]), (0, 0, 0, longest - x.shape[2])) for x in tensors]
-    return torch.cat([*alike, torch.zeros_like(alike[0])])
+    return torch.cat([*alike, torch.zeros_like(alike[0][:1])])

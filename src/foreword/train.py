@@ -102,7 +102,7 @@ class Training:
         """TRL's configuration. Raises `ForewordError` for a field that it does not know."""
         own = {"early_stopping_patience", "resume_from_checkpoint", "trainer", "output_dir", "learning_rate"}
         given = {name: value for name, value in asdict(self).items() if name not in own}
-        group = given.pop("group_by_length")
+        group, recompute = given.pop("group_by_length"), given.pop("gradient_checkpointing")
         stops_early = self.early_stopping_patience is not None
         settings = {
             **given,
@@ -111,7 +111,8 @@ class Training:
             "eval_strategy": self.eval_strategy if has_eval else "no",
             "load_best_model_at_end": stops_early,
             "metric_for_best_model": "eval_loss" if stops_early else None,
-            "gradient_checkpointing_kwargs": {"use_reentrant": False},
+            "activation_checkpointing": recompute,
+            "activation_checkpointing_kwargs": {"use_reentrant": False},
             "train_sampling_strategy": "group_by_length" if group else "random",
             "bf16": False,  # the base's own dtype is the compute dtype; adapters stay in fp32
             "prediction_loss_only": True,

@@ -16,16 +16,20 @@ from transformers import AttentionInterface
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
-_originals: dict[str, AttentionFunction] = {}
+_wrappers: dict[str, AttentionFunction] = {}
 
 
 def install(implementation: str) -> None:
-    """Wrap the attention function registered under `implementation` ("sdpa", "eager", …); once is enough."""
-    if implementation in _originals:
+    """Wrap the attention function registered under `implementation` ("sdpa", "eager", …), unless it is wrapped already.
+
+    Called before every forward, so that a model whose implementation is switched, or a library that registers its own function
+    under a known name, never runs past an adapter.
+    """
+    registered = AttentionInterface._global_mapping.get(implementation, _own_eager)
+    if registered is _wrappers.get(implementation):
         return
-    original = _own_eager if implementation == "eager" else AttentionInterface._global_mapping[implementation]
-    _originals[implementation] = original
-    AttentionInterface.register(implementation, _wrap(original))
+    _wrappers[implementation] = _wrap(registered)
+    AttentionInterface.register(implementation, _wrappers[implementation])
 
 
 def _wrap(original: AttentionFunction) -> AttentionFunction:

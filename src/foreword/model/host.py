@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..attention.dispatch import install
 from ..attention.readers import Plan
 from ..errors import ForewordError
 from .frames import alone, watch
@@ -19,7 +20,7 @@ from .peft_layers import peft_parameters
 from .prompt import prompt_of, watch_labels
 from .stream_part import StreamPart
 from .streams import Sets, Streams, indices, read_streams, set_name, tile
-from .survey import survey
+from .survey import implementation_of, survey
 
 if TYPE_CHECKING:
     from .part import Part
@@ -165,6 +166,8 @@ class Host(nn.Module):
             reading = None if streams is None else streams.readings.get(name)
             with alone(name):
                 plan.shared[name] = [reading.stream if reading else _share(part, plan) for part in own]
+        if not torch.compiler.is_compiling():
+            install(implementation_of(stack))
         arguments["foreword"] = plan
         if self.layout.decoder_only:
             shifts = {name: sum(part.shift for part in own if part is not None) for name, own in parts.items()}

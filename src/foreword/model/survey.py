@@ -32,7 +32,7 @@ def survey(model: PreTrainedModel) -> Layout:
 
     Raises `ForewordError` where the attention can't be reached.
     """
-    install(_implementation(model))
+    install(implementation_of(model))
     with _watch(model) as seen:
         recorder = Witness(seen=seen)
         probe(model, foreword=recorder)
@@ -91,7 +91,8 @@ def probe(model: PreTrainedModel, ids: Tensor | None = None, **kwargs: Any) -> A
             module.training = True
 
 
-def _implementation(model: PreTrainedModel) -> str:
+def implementation_of(model: PreTrainedModel) -> str:
+    """The name of the model's attention function."""
     implementation = model.config.get_text_config(decoder=True)._attn_implementation
     if implementation is None:
         raise ForewordError(f"{type(model).__name__} names no attention; load it with attn_implementation='sdpa'")

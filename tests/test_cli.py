@@ -238,3 +238,18 @@ def test_the_module_is_the_command_line():
         [sys.executable, "-m", "foreword", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert all(command in out for command in COMMANDS)
+
+
+def test_methods_counts_on_a_model_and_meets_a_budget(base, capsys):
+    code, out, err = run(capsys, "methods", "--model", base, "--json")
+    assert code == 0, err
+    rows = {row["method"]: row for row in json.loads(out)}
+    assert rows["prefix-tuning"]["trainable"] == rows["prefix-tuning"]["by formula"]
+    assert rows["bitfit"]["note"]
+    code, out, err = run(capsys, "methods", "--model", base, "--budget", "3000", "--json")
+    assert code == 0, err
+    rows = {row["method"]: row for row in json.loads(out)}
+    assert 2500 < rows["lora"]["trainable"] <= 3000
+    code, out, _ = run(capsys, "methods", "--model", base)
+    assert code == 0
+    assert "bitfit: bitfit has nothing to train" in out

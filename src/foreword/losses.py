@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-IGNORED = -100  # label of a token that is not learned
+from .model.prompt import IGNORED, known_prompt
+
 
 
 def completion_loss(
@@ -33,9 +34,8 @@ def completion_loss(
     rest = {name: value for name, value in inputs.items() if name != "labels"}
     if _keeps_logits(model):
         columns = (targets != IGNORED).any(dim=0).nonzero().squeeze(1)
-        outputs = model(**rest, use_cache=False, logits_to_keep=columns)
-        targets = targets[:, columns]
-    else:
+        rest["logits_to_keep"], targets = columns, targets[:, columns]
+    with known_prompt(labels == IGNORED):  # the model itself is not given the labels
         outputs = model(**rest, use_cache=False)
     if num_items is None:
         num_items = (targets != IGNORED).sum().clamp(min=1)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ..train import TrainResult
 
 console = Console()
+if not console.is_terminal:
+    console = Console(width=160)  # a file or a pipe has no width
 
 
 def show_json(value: Any) -> None:
@@ -22,8 +24,9 @@ def show_json(value: Any) -> None:
 def show_table(rows: Sequence[dict[str, Any]], title: str | None = None) -> None:
     """A table whose columns are the keys of the first row; numbers stand on the right with their thousands apart."""
     table = Table(title=title, title_justify="left", header_style="bold")
-    for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, (int, float)) else "left", overflow="fold")
+    for name in rows[0]:
+        numeric = any(isinstance(row[name], (int, float)) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
     console.print(table)

@@ -26,11 +26,11 @@ class IA3(Method):
     """
 
     name: ClassVar[str] = "ia3"
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = (
         "Liu et al., Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning, "
         "NeurIPS 2022"
     )
-    learning_rate: ClassVar[float] = 3e-3
 
     def build(self, layout: Layout, start: Start) -> PeftPart:
         outputs, inners = self._targets(layout)

@@ -41,6 +41,7 @@ class MultiheadAdapter(Method):
     """
 
     name: ClassVar[str] = "multihead-adapter"
+    learning_rate: ClassVar[float] = 3e-3
     citation: ClassVar[str] = UNIFIED_VIEW
     size: ClassVar[str | None] = "bottleneck"
 

@@ -28,6 +28,7 @@ class BitFit(Method):
     """
 
     name: ClassVar[str] = "bitfit"
+    learning_rate: ClassVar[float] = 3e-3
     citation: ClassVar[str] = (
         "Ben Zaken, Ravfogel & Goldberg, BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked "
         "Language-models, ACL 2022"
@@ -61,8 +62,8 @@ class Full(Method):
     """
 
     name: ClassVar[str] = "full"
+    learning_rate: ClassVar[float] = 1e-4
     citation: ClassVar[str] = ""
-    learning_rate: ClassVar[float] = 2e-5
 
     def build(self, layout: Layout, start: Start) -> WeightsPart:
         return WeightsPart(self, None, {}, tuned=self._weights(start.model))

@@ -43,6 +43,7 @@ class ParallelAdapter(Method):
     """
 
     name: ClassVar[str] = "parallel-adapter"
+    learning_rate: ClassVar[float] = 1e-3
     citation: ClassVar[str] = UNIFIED_VIEW
     size: ClassVar[str | None] = "bottleneck"
 

@@ -29,6 +29,7 @@ class PromptTuning(Method):
     """
 
     name: ClassVar[str] = "prompt-tuning"
+    learning_rate: ClassVar[float] = 3e-2
     citation: ClassVar[str] = (
         "Lester, Al-Rfou & Constant, The Power of Scale for Parameter-Efficient Prompt Tuning, EMNLP 2021"
     )

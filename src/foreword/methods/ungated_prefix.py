@@ -26,6 +26,7 @@ class UngatedPrefix(PrefixTuning):
     """
 
     name: ClassVar[str] = "ungated-prefix"
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = UNIFIED_VIEW
 
     def point(self) -> Point:

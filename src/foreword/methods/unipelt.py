@@ -50,6 +50,7 @@ class UniPELT(Method):
     """
 
     name: ClassVar[str] = "unipelt"
+    learning_rate: ClassVar[float] = 1e-3
     citation: ClassVar[str] = (
         "Mao et al., UniPELT: A Unified Framework for Parameter-Efficient Language Model Tuning, ACL 2022"
     )

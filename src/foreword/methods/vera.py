@@ -32,8 +32,8 @@ class Vera(Method):
     """
 
     name: ClassVar[str] = "vera"
-    citation: ClassVar[str] = "Kopiczko, Blankevoort & Asano, VeRA: Vector-based Random Matrix Adaptation, ICLR 2024"
     learning_rate: ClassVar[float] = 1e-2
+    citation: ClassVar[str] = "Kopiczko, Blankevoort & Asano, VeRA: Vector-based Random Matrix Adaptation, ICLR 2024"
     size: ClassVar[str | None] = "r"
 
     r: int = 256

@@ -39,6 +39,7 @@ class ZeroInit(Method):
     """
 
     name: ClassVar[str] = "zero-init"
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = _LLAMA_ADAPTER
     size: ClassVar[str | None] = "length"
 
@@ -84,6 +85,7 @@ class ZeroInitNonlinear(Method):
     """
 
     name: ClassVar[str] = "zero-init-nonlinear"
+    learning_rate: ClassVar[float] = 3e-3
     citation: ClassVar[str] = "On Zero-Initialized Attention: Optimal Prompt and Gating Factor Estimation, ICML 2025"
     size: ClassVar[str | None] = "length"
 
@@ -132,6 +134,7 @@ class RandomInit(Method):
     """
 
     name: ClassVar[str] = "random-init"
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = _LLAMA_ADAPTER
     size: ClassVar[str | None] = "length"
 

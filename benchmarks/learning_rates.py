@@ -2,8 +2,8 @@
 
     python -m benchmarks.learning_rates
 
-Trains every method of the registry at its defaults on the restaurant listings (SmolLM2-135M, 400 examples, batch 8) at its own rate, a
-third of it and three times it, and scores held-out listings. Resumable.
+Trains every method of the registry at its defaults on the restaurant listings (SmolLM2-135M, 400 examples, batch 8)
+at its own rate, a third of it and three times it, and scores held-out listings. Resumable.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         best = min(losses.values(), key=lambda row: row["eval_loss"])
         cells = [f"{losses[rate]['eval_loss']:.3f}" if rate in losses else "" for rate in rates]
         cells[rates.index(best["learning_rate"])] = f"**{best['eval_loss']:.3f}**"
-        lines.append("| " + " | ".join([method, f"{best['trainable']:,}", *cells, f"{best['slot_accuracy']:.0%}"]) + " |")
+        cells = [method, f"{best['trainable']:,}", *cells, f"{best['slot_accuracy']:.0%}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -2,8 +2,8 @@
 
     python docs/make.py            # `make docs`
 
-Everything on them comes from the methods themselves: docstring, fields and defaults, counts by formula, and a picture of where the
-method's modules really sit after attaching it to a small model.
+Everything on them comes from the methods themselves: docstring, fields and defaults, counts by formula, and a picture
+of where the method's modules really sit after attaching it to a small model.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def picture(places: list[str], title: str) -> str:
         (200, 60, "FFN"),
     ]
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 580 480" font-family="system-ui, sans-serif" font-size="13" '
-        f'role="img" aria-label="{title}">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 580 480" font-family="system-ui, sans-serif" '
+        f'font-size="13" role="img" aria-label="{title}">',
         '<rect width="580" height="480" fill="#ffffff"/>',
         '<path d="M280 430V18" stroke="#9aa3ad" stroke-width="1.5" marker-end="url(#a)"/>',
         '<defs><marker id="a" viewBox="0 0 8 8" refX="4" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
@@ -123,7 +123,8 @@ def picture(places: list[str], title: str) -> str:
         x, y, text = PLACES[place]
         width = 162
         start, end = (x + width, 198) if x < 200 else (x, 362)
-        parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="28" rx="5" fill="#e8542f" fill-opacity="0.13" stroke="#e8542f"/>')
+        box = f'x="{x}" y="{y}" width="{width}" height="28" rx="5"'
+        parts.append(f'<rect {box} fill="#e8542f" fill-opacity="0.13" stroke="#e8542f"/>')
         parts.append(f'<text x="{x + width / 2}" y="{y + 18.5}" text-anchor="middle" fill="#a5330f">{text}</text>')
         parts.append(f'<path d="M{start} {y + 14}H{end}" stroke="#e8542f" stroke-width="1.5"/>')
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -158,7 +159,8 @@ def page(name: str, method: type[fw.Method]) -> tuple[str, str]:
     model = llama()
     adapter = fw.attach(model, name)
     rows = [
-        f"| `{field.name}` | `{field.default!r}` | {described.get(field.name, '')} |" for field in dataclasses.fields(method)
+        f"| `{field.name}` | `{field.default!r}` | {described.get(field.name, '')} |"
+        for field in dataclasses.fields(method)
     ]
     lines = [
         GENERATED,
@@ -208,7 +210,7 @@ def design_space() -> str:
     grid = ["| source ↓ · combine → | " + " | ".join(combines) + " |", "|---|" + "---|" * len(combines)]
     for source in sources:
         cells = [
-            "<br>".join(f"[{label}](methods/{label.split(' ')[0]}.md)" for s, c, label, _ in rows if (s, c) == (source, combine))
+            "<br>".join(f"[{r[2]}](methods/{r[2].split(' ')[0]}.md)" for r in rows if r[:2] == (source, combine))
             for combine in combines
         ]
         grid.append(f"| **{source}** | " + " | ".join(cells) + " |")
@@ -218,19 +220,22 @@ def design_space() -> str:
         if name not in {label.split(" ")[0] for _, _, label, _ in rows}
     ]
     sites = ["| method | where |", "|---|---|", *(f"| {label} | {where} |" for _, _, label, where in rows)]
-    return "\n\n".join(
-        [
-            GENERATED,
-            "# The design space",
-            "A method that reads extra keys and values is a source and a combine, at chosen attention. An empty cell is a method that "
-            "no paper named: `fw.Point(fw.sources.X(…), fw.combines.Y(…))` is that method.",
-            "\n".join(grid),
-            "## Where, at their defaults",
-            "\n".join(sites),
-            "## Methods that add no keys and values",
-            "\n".join(others),
-        ]
-    ) + "\n"
+    return (
+        "\n\n".join(
+            [
+                GENERATED,
+                "# The design space",
+                "A method that reads extra keys and values is a source and a combine, at chosen attention. An empty cell "
+                "is a method that no paper named: `fw.Point(fw.sources.X(…), fw.combines.Y(…))` is that method.",
+                "\n".join(grid),
+                "## Where, at their defaults",
+                "\n".join(sites),
+                "## Methods that add no keys and values",
+                "\n".join(others),
+            ]
+        )
+        + "\n"
+    )
 
 
 def write(folder: Path = DOCS) -> list[Path]:

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import tiny
 
+import tiny
 from foreword.cli import COMMANDS, main
 
 
@@ -21,8 +21,8 @@ def adapter(base, tmp_path_factory):
     data = tiny.write_jsonl(folder / "data.jsonl", tiny.rows())
     out = folder / "words"
     code = main(
-        ["train", str(data), "--model", str(base), "--output_dir", str(out), "--method", "zero-init"]
-        + ["--method.length", "4", "--max_steps", "4", "--save_strategy", "no", "--json"]
+        f"train {data} --model {base} --output_dir {out} --method zero-init --method.length 4 --max_steps 4 "
+        "--save_strategy no --json".split()
     )
     assert code == 0
     return out

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import zoo
 from transformers import AttentionInterface
 
 import foreword as fw
+import zoo
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import zoo
 
+import zoo
 from foreword.losses import IGNORED, completion_loss
 
 

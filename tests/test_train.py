@@ -9,11 +9,11 @@ import textwrap
 import time
 
 import pytest
-import tiny
 import torch
 from datasets import Dataset
 
 import foreword as fw
+import tiny
 from foreword.train import Training, last_checkpoint, train
 
 METHOD = fw.PrefixTuning(length=4, dropout=0.1)  # dropout, so that random numbers matter

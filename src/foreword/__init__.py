@@ -32,4 +32,41 @@ from .model.prompt import known_prompt
 from .model.rows import rows, set_streams
 from .space import Method, Point, methods
 
+__all__ = [
+    "IA3",
+    "Adapter",
+    "BitFit",
+    "DeepPrompt",
+    "ForewordError",
+    "Full",
+    "LlamaAdapterV2",
+    "Lora",
+    "Mam",
+    "Method",
+    "MultiheadAdapter",
+    "ParallelAdapter",
+    "Point",
+    "PrefixMemory",
+    "PrefixTuning",
+    "PromptTuning",
+    "RandomInit",
+    "SequentialAdapter",
+    "UngatedPrefix",
+    "UniPELT",
+    "Vera",
+    "ZeroInit",
+    "ZeroInitNonlinear",
+    "adapters",
+    "attach",
+    "base",
+    "combines",
+    "detach",
+    "known_prompt",
+    "load",
+    "methods",
+    "rows",
+    "set_active",
+    "sources",
+]
+
 __version__ = "0.1.0"

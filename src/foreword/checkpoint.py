@@ -1,8 +1,9 @@
 """Adapters in files: a folder with `adapter.json` and one safetensors file that it names.
 
-The JSON holds the methods, the base that the adapter was made for, and the name of the weights file, which contains a hash of its
-content. Saving writes the weights under their new name first and then renames the JSON over the old one: that rename is the one
-moment at which the old adapter becomes the new one. A process that is killed at any point leaves an adapter that loads.
+The JSON holds the methods, the base that the adapter was made for, and the name of the weights file, which contains a
+hash of its content. Saving writes the weights under their new name first and then renames the JSON over the old one:
+that rename is the one moment at which the old adapter becomes the new one. A process that is killed at any point
+leaves an adapter that loads.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ def check_base(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Pat
     for label, shape in ours.items():
         if theirs[label] != shape:
             raise ForewordError(
-                f"{folder} holds an adapter for attention {label} of [d, H, G, D_k, D_v] = {theirs[label]}; this model has {shape}"
+                f"{folder} holds an adapter for attention {label} of [d, H, G, D_k, D_v] = {theirs[label]}; this "
+                f"model has {shape}"
             )
 
 

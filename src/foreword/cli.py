@@ -1,7 +1,8 @@
 """The command line: `foreword <command>`. A command is the function `run` of a module in `foreword.commands`.
 
-The function's parameters are the flags, its docstring is the help. A parameter `settings` of a dataclass type is spread into one
-flag a field; a parameter `method` becomes `--method NAME` with `--method.FIELD` for the fields of that method.
+The function's parameters are the flags, its docstring is the help. A parameter `settings` of a dataclass type is
+spread into one flag a field; a parameter `method` becomes `--method NAME` with `--method.FIELD` for the fields of
+that method.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 def _method(parser: ArgumentParser, words: list[str], default: str) -> tuple[Any, list[str]]:
-    """Take `--method NAME --method.FIELD VALUE …`, or `--method JSON`, out of the words: the method or methods, the rest."""
+    """Take `--method NAME --method.FIELD VALUE …`, or `--method JSON`, out of the words: the method or methods, the
+    rest."""
     from .space import from_dict, method_class
 
     value, words = _cut(words, "--method")

@@ -115,8 +115,10 @@ def write_report(result: DemoResult, path: Path, model: str) -> Path:
         }
     )
     report.text(
-        "The task is a restaurant guide's listings, made by a seeded grammar: the order of the facts, the house word for each "
-        "value and the closing advice are what there is to learn. No restaurant of the test occurs in training, nor do some of "
+        "The task is a restaurant guide's listings, made by a seeded grammar: the order of the facts, the house "
+        "word for each "
+        "value and the closing advice are what there is to learn. No restaurant of the test occurs in training, nor "
+        "do some of "
         "its kitchens and landmarks. The model's own parameters did not change."
     )
     report.lines("Loss", loss_curves(training.history), x="step", y="nats a token")

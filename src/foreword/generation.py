@@ -56,8 +56,8 @@ def answer(
 ) -> list[str]:
     """The model's answer to each prompt, in their order.
 
-    Prompts of similar length share a batch, padded on the left. Messages go through the tokenizer's chat template; plain
-    text is read as it is. A progress bar shows on a terminal.
+    Prompts of similar length share a batch, padded on the left. Messages go through the tokenizer's chat template;
+    plain text is read as it is. A progress bar shows on a terminal.
 
     Raises:
         ForewordError: a prompt is empty, or holds messages that the tokenizer has no chat template for.

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from .model.prompt import IGNORED, known_prompt
 
 
-
 def completion_loss(
     model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None = None
 ) -> tuple[Tensor, Any]:

@@ -305,7 +305,8 @@ def _checkpoint_to_resume(settings: Training) -> Path | None:
     if any(checkpoints_of(settings.output_dir).glob("checkpoint-*")):
         if not (Path(settings.output_dir) / SUMMARY).exists():
             raise ForewordError(
-                f"{settings.output_dir} holds an unfinished run: set resume_from_checkpoint to go on, or choose another folder"
+                f"{settings.output_dir} holds an unfinished run: set resume_from_checkpoint to go on, or choose "
+                "another folder"
             )
         shutil.rmtree(checkpoints_of(settings.output_dir))
         (Path(settings.output_dir) / SUMMARY).unlink()

@@ -22,8 +22,8 @@ _wrappers: dict[str, AttentionFunction] = {}
 def install(implementation: str) -> None:
     """Wrap the attention function registered under `implementation` ("sdpa", "eager", …), unless it is wrapped already.
 
-    Called before every forward, so that a model whose implementation is switched, or a library that registers its own function
-    under a known name, never runs past an adapter.
+    Called before every forward, so that a model whose implementation is switched, or a library that registers its own
+    function under a known name, never runs past an adapter.
     """
     registered = AttentionInterface._global_mapping.get(implementation, _own_eager)
     if registered is _wrappers.get(implementation):

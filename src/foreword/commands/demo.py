@@ -50,7 +50,8 @@ def run(output_dir: str = "out/demo", method: str = "prefix-tuning", seed: int =
     )
     seconds = result.seconds
     console.print(
-        f"{result.training.adapter.num_trainable:,} numbers trained in {seconds['train']:.0f} s, {result.bytes / 1000:,.0f} kB saved. "
+        f"{result.training.adapter.num_trainable:,} numbers trained in {seconds['train']:.0f} s, "
+        f"{result.bytes / 1000:,.0f} kB saved. "
         f"Asking {seconds['generate before']:.0f} s before, {seconds['generate after']:.0f} s after.",
         highlight=False,
     )

@@ -24,8 +24,8 @@ def run(
         foreword generate --adapter out/support --prompt "My order is late."
         foreword generate --adapter out/support --input questions.jsonl --output answers.jsonl --batch_size 32
 
-    A row of the file has "prompt" (text or messages), "messages", or "instruction" with or without "input". Its answer is
-    written beside its other fields as "answer".
+    A row of the file has "prompt" (text or messages), "messages", or "instruction" with or without "input". Its
+    answer is written beside its other fields as "answer".
 
     Args:
         prompt: one prompt.

@@ -26,7 +26,8 @@ def run(model: str | None = None, budget: int | None = None, json: bool = False)
         if budget is not None:
             raise ForewordError("a budget needs a model: give --model")
         rows = [
-            {"method": name, "what it is": _first_line(kind), "paper": kind.citation} for name, kind in methods().items()
+            {"method": name, "what it is": _first_line(kind), "paper": kind.citation}
+            for name, kind in methods().items()
         ]
     else:
         rows = _counts(model, budget)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .part import Part
 
 Names = tuple[str | None, ...]
-row_names: ContextVar[dict[int, Names]] = ContextVar("row_names", default={})  # id(host) → adapter of each batch row
-row_streams: ContextVar[dict[int, tuple[int | None, ...]]] = ContextVar("row_streams", default={})  # and its P
+row_names: ContextVar[dict[int, Names]] = ContextVar("row_names")  # id(host) → adapter of each batch row
+row_streams: ContextVar[dict[int, tuple[int | None, ...]]] = ContextVar("row_streams")  # and its P
 
 
 class Host(nn.Module):
@@ -196,7 +196,7 @@ class Host(nn.Module):
 
     def _names(self, batch: int) -> Names | None:
         """The adapter of each of `batch` rows; None where all read the base model."""
-        names = row_names.get().get(id(self))
+        names = row_names.get({}).get(id(self))
         if names is None:
             return None if self.active is None else (self.active,) * batch
         if batch % len(names):
@@ -211,7 +211,7 @@ class Host(nn.Module):
         """The parallel streams of rows that read the adapters `names`; None where each row has one."""
         if not self.sets:
             return None
-        chosen = row_streams.get().get(id(self), (None,))
+        chosen = row_streams.get({}).get(id(self), (None,))
         usual = {name: self.sets[name].next(training) for name in {*names} & self.sets.keys()}
         repeats = len(names) // len(chosen)
         counts = tuple(chosen[row // repeats] or usual.get(name, 1) for row, name in enumerate(names))

@@ -55,8 +55,8 @@ def rows(
     for name, size in zip(names, chosen, strict=True):
         if size is not None:
             _sets(host, name).require(size)
-    names_token = row_names.set({**row_names.get(), id(host): tuple(names)})
-    streams_token = row_streams.set({**row_streams.get(), id(host): chosen})
+    names_token = row_names.set({**row_names.get({}), id(host): tuple(names)})
+    streams_token = row_streams.set({**row_streams.get({}), id(host): chosen})
     try:
         yield
     finally:

@@ -19,8 +19,8 @@ from .text import Start, prefix_positions
 class Hidden:
     """K = R_{j−l}(W_k LN(p_j)), V = W_v LN(p_j): rows p^i (l, d) put in front of the layer's input.
 
-    Only the text rows go on to the next layer, where fresh rows p^{i+1} stand in front of them: H^{i+1} = [p^{i+1}; H̄^{i+1}].
-    Prefix rows therefore act through their keys and values alone, and no output is computed for them.
+    Only the text rows go on to the next layer, where fresh rows p^{i+1} stand in front of them: H^{i+1} = [p^{i+1};
+    H̄^{i+1}]. Prefix rows therefore act through their keys and values alone, and no output is computed for them.
 
     Trainable: Σ_layers l·d.
 
@@ -38,7 +38,8 @@ class Hidden:
         for site in sites:
             if not site.reads_layer_input:
                 raise ForewordError(
-                    f"deep-prompt can't follow what {type(site.module).__name__} in layer {site.layer} reads: its input is "
+                    f"deep-prompt can't follow what {type(site.module).__name__} in layer {site.layer} reads: its "
+                    "input is "
                     "neither the layer's input nor one norm of it"
                 )
         rows = start.hidden_states(sites, self.length) if self.init == "text" else None

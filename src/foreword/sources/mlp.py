@@ -19,8 +19,8 @@ from .text import Start
 class Mlp:
     """[K_1; V_1; …; K_L; V_L] = tanh(E W_1 + b_1) W_2 + b_2 with E (l, d) (Li & Liang 2021, §4.3).
 
-    One map for all layers of a kind of attention (self, cross, encoder), as in the papers' code, or one for each layer. It
-    is a training device: `fold` evaluates it once and keeps the keys and values.
+    One map for all layers of a kind of attention (self, cross, encoder), as in the papers' code, or one for each
+    layer. It is a training device: `fold` evaluates it once and keeps the keys and values.
 
     Trainable for a shared map: l·d + (d·m + m) + (m + 1)·Σ_layers G·(D_k + D_v).
 

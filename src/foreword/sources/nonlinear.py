@@ -19,7 +19,8 @@ from .text import Start
 class NonLinear:
     """p_i = MLP(e_i), K = p_i W_k, V = p_i W_v: one MLP for all layers ("On Zero-Initialized Attention", ICML 2025).
 
-    `hypermodel` (the published setting): a code of 64 numbers for each of the model's N layers → 64 ReLU → the whole prompt.
+    `hypermodel` (the published setting): a code of 64 numbers for each of the model's N layers → 64 ReLU → the whole
+    prompt.
     Trainable: N·64 + (64·h + h) + (h·l·d + l·d). Its output starts near 0 (U(±10⁻³·√(3/(h·d))), hyper-fan-in).
     `deepshare`: a code of 256 numbers for each prompt token → h ReLU → that token.
     Trainable: L·l·256 + (256·h + h) + (h·d + d).

@@ -41,12 +41,14 @@ class SoftPrompt:
         layout = start.layout
         if not layout.decoder_only:
             raise ForewordError(
-                f"prompt-tuning needs a causal language model; in {type(start.model).__name__} the prompt would read the "
+                f"prompt-tuning needs a causal language model; in {type(start.model).__name__} the prompt would "
+                "read the "
                 "text. Use prefix-tuning or deep-prompt"
             )
         if layout.stateful:
             raise ForewordError(
-                f"prompt-tuning can't steer {type(start.model).__name__}: some of its layers would read the prompt through a "
+                f"prompt-tuning can't steer {type(start.model).__name__}: some of its layers would read the prompt "
+                "through a "
                 "recurrent state. Use prefix-tuning"
             )
         stack = layout.stacks[0]

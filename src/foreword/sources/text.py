@@ -141,7 +141,7 @@ class Blank(Start):
 
 
 def _spread(states: Tensor, length: int) -> Tensor:
-    """`length` of the rows of states (…, T, D), evenly spaced: all of a text of that length, some frames of an audio."""
+    """`length` rows of states (…, T, D), evenly spaced: all of a text of that length, some frames of an audio."""
     rows = torch.linspace(0, states.shape[-2] - 1, length, device=states.device).round().long()
     return states[..., rows, :]
 

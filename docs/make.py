@@ -225,8 +225,8 @@ def design_space() -> str:
             [
                 GENERATED,
                 "# The design space",
-                "A method that reads extra keys and values is a source and a combine, at chosen attention. An empty cell "
-                "is a method that no paper named: `fw.Point(fw.sources.X(…), fw.combines.Y(…))` is that method.",
+                "A method that reads extra keys and values is a source and a combine, at chosen attention. An empty "
+                "cell is a method that no paper named: `fw.Point(fw.sources.X(…), fw.combines.Y(…))` is that method.",
                 "\n".join(grid),
                 "## Where, at their defaults",
                 "\n".join(sites),

@@ -44,6 +44,7 @@ __all__ = [
     "Mam",
     "Method",
     "MultiheadAdapter",
+    "ParScale",
     "ParallelAdapter",
     "Point",
     "PrefixMemory",
@@ -66,6 +67,7 @@ __all__ = [
     "methods",
     "rows",
     "set_active",
+    "set_streams",
     "sources",
 ]
 

@@ -88,7 +88,8 @@ def run(command: str, words: list[str]) -> int:
     types = typing.get_type_hints(function)
     parser = ArgumentParser(prog=f"foreword {command}", exit_on_error=False, formatter_class=_Formatter)
     parser.description = str(inspect.getdoc(function)).split("\nArgs:")[0].rstrip()
-    parser.add_function_arguments(function, skip={"settings", "method"} & set(types), as_positional=True)
+    skip: set[str | int] = {name for name in ("settings", "method") if name in types}
+    parser.add_function_arguments(function, skip=skip, as_positional=True)
     if "settings" in types:
         parser.add_class_arguments(types["settings"])
     config, words = _cut(words, "--config")

@@ -108,7 +108,7 @@ def fit_budget(name: str, model: PreTrainedModel, budget: int) -> Method:
         layout = host.layout
 
         def cost(size: int) -> int:
-            return replace(method, **{method.size: size}).count(layout).trainable
+            return replace(method, **{str(method.size): size}).count(layout).trainable
 
         smallest = method.count(layout).trainable if method.size is None else cost(1)
         if smallest > budget:
@@ -121,6 +121,6 @@ def fit_budget(name: str, model: PreTrainedModel, budget: int) -> Method:
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
             fits, exceeds = (middle, exceeds) if cost(middle) <= budget else (fits, middle)
-        return replace(method, **{method.size: fits})
+        return replace(method, **{str(method.size): fits})
     finally:
         host.leave_if_empty()

@@ -28,7 +28,7 @@ from torch import nn
 
 from . import combines, sources
 from .errors import ForewordError
-from .model.layout import Layout, Site
+from .model.layout import Block, Layout, Site
 from .model.part import Part
 from .model.slot import Prefix
 from .sources.text import Start
@@ -156,7 +156,9 @@ class Point(Method):
         require_positive(self.source, "length")
         sites = layout.select(self.layers, self.attention)
         shared, modules = self.source.build(sites, start)
-        prefixes = {site: Prefix(modules[site], self.combine.build(site.num_heads), self.dropout) for site in sites}
+        prefixes: dict[Site | Block, nn.Module] = {
+            site: Prefix(modules[site], self.combine.build(site.num_heads), self.dropout) for site in sites
+        }
         in_softmax = all(prefix.joins_softmax for prefix in prefixes.values())  # only there it can stand for tokens
         moves_text = layout.learned_positions and self.source.in_context and in_softmax
         return Part(method, shared, prefixes, shift=self.source.length if moves_text else 0)

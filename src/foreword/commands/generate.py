@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from ..generation import Sampling
+from ..generation import Prompt, Sampling
 
 
 def run(
@@ -45,7 +46,7 @@ def run(
 
     if (prompt is None) == (input is None):
         raise ForewordError("give either --prompt TEXT or --input FILE.jsonl")
-    rows = [({}, prompt)] if input is None else read_prompts(input)
+    rows: list[tuple[dict[str, Any], Prompt]] = [({}, prompt or "")] if input is None else read_prompts(input)
     network, tokenizer = load_with_adapter(model, adapter, dtype, streams)
     raw = trained_on_plain_text(adapter) if raw is None else raw
     prompts = [as_prompt(one, tokenizer, raw) if isinstance(one, str) else one for _, one in rows]

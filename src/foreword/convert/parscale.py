@@ -54,7 +54,7 @@ def base_of(folder: str | Path, dtype: torch.dtype | None = None) -> Qwen2ForCau
         dtype = next(iter(tensors.values())).dtype
     plain = Qwen2Config(**{name: value for name, value in config.items() if name not in OWN_FIELDS})
     model = Qwen2ForCausalLM(plain)
-    model.to(dtype=dtype)
+    torch.nn.Module.to(model, dtype=dtype)
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     if plain.tie_word_embeddings:
         missing = [name for name in missing if name != "lm_head.weight"]

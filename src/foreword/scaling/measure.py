@@ -91,7 +91,7 @@ def _generate(model: PreTrainedModel, work: Workload) -> Run:
     for _ in range(work.new - 1):
         token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
     end = _now(model)
-    states: list[torch.Tensor] = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    states = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]
     held = sum(x.numel() * x.element_size() for x in states)
     return middle - start, end - middle, held
 

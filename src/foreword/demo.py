@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class DemoResult:
 
 
 def demo(
-    method: Method | str, settings: Training, *, model: str = "smollm2", examples: int = 400, tests: int = 50
+    method: Method | Sequence[Method], settings: Training, *, model: str = "smollm2", examples: int = 400, tests: int = 50
 ) -> DemoResult:
     """Train `method` on `examples` listings, score it on `tests` held-out ones, and leave an adapter and a report.
 

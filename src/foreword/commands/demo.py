@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+METHOD = '{"method": "prefix-tuning", "length": 10}'  # a file of 460 kB
+EPOCHS = 2.5
 
-def run(output_dir: str = "out/demo", method: str = "prefix-tuning", seed: int = 0, json: bool = False) -> None:
+
+def run(output_dir: str = "out/demo", method: str = METHOD, seed: int = 0, json: bool = False) -> None:
     """Train a frozen SmolLM2-135M on a small task in a few minutes, and compare it before and after on held-out rows.
 
     Examples:
@@ -23,7 +26,7 @@ def run(output_dir: str = "out/demo", method: str = "prefix-tuning", seed: int =
         output_dir=output_dir,
         num_train_epochs=EPOCHS,
         logging_steps=5,
-        per_device_eval_batch_size=25,
+        eval_strategy="no",
         group_by_length=True,
         save_strategy="no",
         seed=seed,
@@ -59,5 +62,3 @@ def run(output_dir: str = "out/demo", method: str = "prefix-tuning", seed: int =
         f"Report: {output_dir}/report.html\nTalk to it: foreword chat --adapter {output_dir}", highlight=False
     )
 
-
-EPOCHS = 3.0

@@ -48,7 +48,12 @@ class DemoResult:
 
 
 def demo(
-    method: Method | Sequence[Method], settings: Training, *, model: str = "smollm2", examples: int = 400, tests: int = 50
+    method: Method | Sequence[Method],
+    settings: Training,
+    *,
+    model: str = "smollm2",
+    examples: int = 400,
+    tests: int = 50,
 ) -> DemoResult:
     """Train `method` on `examples` listings, score it on `tests` held-out ones, and leave an adapter and a report.
 

@@ -9,7 +9,8 @@ A grid is a list of cells. A cell is a name, a function and its arguments; what 
 
 writes `out/grid/cells/n100-seed0.json` and its neighbours, each whole or absent. Running the same grid again computes
 the cells whose result is missing or belongs to other arguments, and nothing else; so a killed run goes on where it
-stopped and ends with the files of an uninterrupted one.
+stopped and ends with the files of an uninterrupted one. A change of the function's code is not noticed: use another
+folder for it.
 """
 
 import hashlib
@@ -41,11 +42,13 @@ Backend = Literal["processes", "ray"]
 class Cell:
     """One computation of a grid.
 
-    `name`: its file name, unique in the grid: letters, digits, ".", "_", "=", "+" and "-". `function`: importable by
-    its module and name, because another process calls it. It returns a JSON value. `arguments`: keyword arguments,
-    JSON values. `folder`: give the function a keyword argument `folder`, a directory of its own that outlives an
-    interrupted run (for checkpoints) and is emptied when the arguments change. `cost`: how long it takes relative to
-    the other cells; dearer cells start first, and the time left is reckoned from it.
+    * `name`: its file name, unique in the grid: letters, digits, ".", "_", "=", "+" and "-".
+    * `function`: importable by its module and name, because another process calls it. It returns a JSON value.
+    * `arguments`: its keyword arguments, JSON values.
+    * `folder`: whether it gets one more keyword argument `folder`, a directory of its own that outlives an interrupted
+      run (for checkpoints) and is emptied when the arguments change.
+    * `cost`: how long it takes relative to the other cells. Dearer cells start first, and the time left is reckoned
+      from it.
     """
 
     name: str
@@ -93,11 +96,13 @@ def run_cells(
 ) -> list[Outcome]:
     """Compute the cells whose result is not in `output` yet and return every cell's outcome, in the order of `cells`.
 
-    `workers`: processes that compute at the same time, by default one for each CPU. With one the cells run in this
-    process. `threads`: PyTorch threads of a worker, by default the CPUs shared out evenly. `backend`: "processes" on
-    this machine, or "ray" on the cluster that `ray.init()` finds, where `resources` is what one cell asks for (for
-    example {"num_cpus": 1, "num_gpus": 1}), `workers` is the number of cells in flight (by default all) and `output`
-    must be on storage that the nodes share if cells have folders.
+    * `workers`: processes that compute at the same time, by default one for each CPU. With one the cells run in this
+      process.
+    * `threads`: PyTorch threads of a worker, by default the CPUs shared out evenly.
+    * `backend`: "processes" on this machine, or "ray" on the cluster that `ray.init()` finds. There `workers` is the
+      number of cells in flight, by default all, and cells that have folders need an `output` that the nodes share.
+    * `resources`: what a cell asks of Ray, for example {"num_cpus": 1, "num_gpus": 1}; by default a CPU a thread.
+    * `description`: the name of the progress bar.
 
     A cell that raises, or whose process dies, becomes an `Outcome` with an `error`, its traceback is kept beside
     where its result would be (NAME.error.txt), and the other cells go on; it is tried again by the next run. Progress

@@ -13,7 +13,7 @@ from .model import DTYPE, Inputs, Model, Problem
 
 @dataclass(frozen=True)
 class Data:
-    """R data sets of n rows: `inputs` with x (R, d, n), and `y` (R, q, n)."""
+    """R data sets of n rows: `inputs` with z (R, E, n), and `y` (R, q, n)."""
 
     inputs: Inputs
     y: Tensor

@@ -3,13 +3,11 @@
 Three experiments on the separate softmax, f = words + tanh(alpha) branch:
 
 * strength: errors of gate and prompts over n when tanh(alpha*) is large, small or zero. At zero the prompts leave f
-unchanged,
-  so no data says anything about them, and just above zero they are known only once n exceeds about tanh(alpha*)^-2.
-* confounding: the smallest noise-free risk when the gate is held at a wrong value. Free values take over any factor,
-so the
-  risk is zero for every gate but zero; shared prompts can't, because their scale also moves the keys.
+  unchanged, so no data says anything about them; just above, it takes an n beyond a multiple of tanh(alpha*)^-2.
+* confounding: the smallest noise-free risk when the gate is held at a wrong value. Free values take over any factor, so
+  the risk is zero for every gate but zero; shared prompts can't, because their scale also moves the keys.
 * opening: how often a least-squares search that knows nothing reaches the optimum from a closed gate and from an open
-one.
+  one.
 """
 
 from collections.abc import Sequence
@@ -121,11 +119,14 @@ def gates(
 ) -> dict[str, Any]:
     """Run the three gate experiments; write `gates.json`, and plots, into `output`.
 
-    `settings`: names of `model.SETTINGS` with a separate softmax. `strengths`: true gates tanh(alpha*), in [0, 1), of
-    the shared settings at the sample sizes `n`, with `replicates` data sets and `starts` starting points of either
-    kind. `held`: wrong gates, in (0, 1), for the confounding (the true one is 0.7), on `points` Sobol points. The
-    searches from closed (0) and open (0.5) gates run on the shared settings and, for comparison, on random-init, at n
-    = 3200. `seed`, `problem`, `workers`, `backend` and `plot`: as in `rates.rates`.
+    * `settings`: names of `model.SETTINGS` with a separate softmax.
+    * `strengths`: true gates tanh(alpha*), in [0, 1), of the shared settings.
+    * `n`, `replicates`: sample sizes (a list or a range such as "200..10000") and data sets for each.
+    * `starts`: starting points of a fit near the truth, and as many that know nothing.
+    * `held`: gates, in (0, 1), at which the confounding is measured (the true one is 0.7), on `points` Sobol points.
+    * `seed`, `problem`, `output`, `workers`, `backend`, `plot`: as in `rates.rates`.
+
+    The searches of the third experiment run on the shared settings and, for comparison, on random-init; see `OPENING`.
 
     The result has `strength` (a row for each setting, gate and n: median errors; converged, failed, degenerate and lost
     replicates), `slopes` of those errors with 95 % bootstrap intervals, `confounding` and `opening`.

@@ -45,13 +45,13 @@ def require() -> None:
 
 @contextmanager
 def _figure(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[Any]:
-    """A grid of axes, saved as SVG and PNG when the block ends."""
+    """A grid of axes with room for a legend below each, saved as SVG and PNG when the block ends."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure.subplots(rows, columns, squeeze=False)
+        figure = Figure(figsize=(width, height))
+        yield figure.subplots(rows, columns, squeeze=False, gridspec_kw={"hspace": 0.7, "wspace": 0.28})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         figure.savefig(path.with_suffix(".png"), dpi=110)
 
@@ -70,7 +70,7 @@ def _finish(axes: Any, columns: int = 1, **labels: Any) -> None:
         if axis.get_scale() == "log":
             axis.set_minor_formatter(NullFormatter())
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=columns)
 
 
 def _power(axes: Any, x: Sequence[float], last: float, exponent: float) -> None:
@@ -82,7 +82,7 @@ def draw_rates(result: dict[str, Any], folder: Path) -> None:
     """Median errors over n with their quartiles, a panel for each setting and number of surplus prompts."""
     settings = result["arguments"]["settings"]
     surplus = result["arguments"]["over_specified"]
-    with _figure(folder / "rates", len(surplus), len(settings), 3.5 * len(settings), 4.2 * len(surplus)) as grid:
+    with _figure(folder / "rates", len(surplus), len(settings), 3.5 * len(settings), 4.4 * len(surplus)) as grid:
         for row, extra in enumerate(surplus):
             for axes, setting in zip(grid[row], settings, strict=True):
                 table = [line for line in result["table"] if (line["setting"], line["surplus"]) == (setting, extra)]
@@ -144,7 +144,7 @@ def draw_profile(result: dict[str, Any], folder: Path) -> None:
 def draw_gates(result: dict[str, Any], folder: Path) -> None:
     """Errors over n for each true gate, the risk of a wrong gate, and how often a search reaches the optimum."""
     settings = list(dict.fromkeys(row["setting"] for row in result["strength"]))
-    with _figure(folder / "gates", 2, max(2, len(settings)), 9.0, 9.0) as grid:
+    with _figure(folder / "gates", 2, max(2, len(settings)), 11.0, 9.0) as grid:
         for axes, setting in zip(grid[0], settings, strict=False):
             for colour, gate in zip(COLOURS, result["arguments"]["strengths"], strict=False):
                 rows = [r for r in result["strength"] if (r["setting"], r["gate_strength"]) == (setting, gate)]
@@ -160,6 +160,7 @@ def draw_gates(result: dict[str, Any], folder: Path) -> None:
         names = [f"{row['setting']} +{row['surplus']}, gate {row['gate']:g}" for row in result["opening"]]
         share = [row["reached"] / row["searches"] for row in result["opening"]]
         right.barh(names[::-1], share[::-1], color=COLOURS[0], height=0.6)
+        right.yaxis.tick_right()
         _finish(right, xlim=(0, 1), xlabel="share of searches", title="random prompts that reach the optimum")
 
 

@@ -154,16 +154,18 @@ def profile(
 ) -> dict[str, Any]:
     """Measure the profile risk and the width of the indistinguishable set; write `profile.json`, and plots.
 
-    `settings`: names of `model.SETTINGS`; shared ones split a prompt, free ones a key and, apart, a value. `deltas`:
-    distances of the halves, in the units of a prompt; from 0.8, half the way between the true prompts, on, a half could
-    be taken for the other prompt. `n` and `replicates`: data sets for the width. `directions`: random starting
-    directions of a split; the direction is optimised. `points`: Sobol points that stand for the distribution of x.
-    `seed`, `problem`, `workers`, `backend` and `plot`: as in `rates.rates`.
+    * `settings`: names of `model.SETTINGS`; shared ones split a prompt, free ones a key and, apart, a value.
+    * `deltas`: distances of the halves, in the units of a prompt. From 0.8 on, half the way between the true prompts, a
+      half could be taken for the other prompt.
+    * `n`, `replicates`: sample sizes (a list or a range) and data sets for each, for the width.
+    * `directions`: random starting directions of a split; the direction is optimised.
+    * `points`: Sobol points that stand for the distribution of x.
+    * `seed`, `problem`, `output`, `workers`, `backend`, `plot`: as in `rates.rates`.
 
     The result has `risk`, a row for each (setting, split) with R at each Delta and the exponent of Delta between the
     two smallest (None where R is zero); `width`, a row for each (setting, split, n) with the median width, its
     quartiles, how many replicates are `open` (no Delta tried is excluded; a median or quartile that falls on one is
-    None) and how many had a fit that did not converge; `slopes` of the median width over the n that have one; and
+    None) and how many had a fit that did not converge; `slopes` of the median width over the n without open ones; and
     `expected`, the width without sampling, where n R(Delta) / noise^2 = 3.84. Raises `ForewordError` for an unknown
     setting or numbers out of range.
     """
@@ -224,7 +226,7 @@ def _risk_row(case: tuple[str, str], deltas: Sequence[float], found: Pool) -> di
 
 
 def _width_slope(case: tuple[str, str], found: dict[int, Pool], seed: int) -> dict[str, Any]:
-    closed = [n for n, pool in found.items() if pool and median("width", pool["width"])["width"] is not None]
+    closed = [n for n, pool in found.items() if pool and None not in pool["width"]]
     slope = log_log_slope(closed, [found[n]["width"] for n in closed], seed=seed)
     theory = None if CASES[case] is None else -0.25
     return {"setting": case[0], "split": case[1], "n": closed, **slope, "theory": theory}

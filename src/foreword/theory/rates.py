@@ -23,8 +23,7 @@ TOLERANCE = 1e-3  # of a fit, in units of chi-squared
 TAIL = 1000  # slopes are also taken over n >= TAIL
 FAR, LIGHT = 10.0, 1e-6  # a fitted prompt beyond this size, or of less than this share of the weight, is degenerate
 
-# What the analysis says of each error: exponents of n. "doubled" is the distance of the fitted prompts that share a
-# true one.
+# The exponent of n that the analysis gives each error; "doubled" is the distance of prompts that share a true one.
 THEORY = {"f": -0.5, "gate": -0.5, "matched": -0.5, "single": -0.5, "doubled": -0.25, "D": -0.5}
 
 
@@ -113,12 +112,16 @@ def rates(
 ) -> dict[str, Any]:
     """Measure the estimation rates of each setting and write `rates.json`, and plots, into `output`.
 
-    `settings`: names of `model.SETTINGS`. `n`: sample sizes, or a range such as "100..100000" (1, 2 and 5 of each
-    decade). `over_specified`: how many prompts are fitted beyond the true ones, each value an experiment.
-    `replicates`: data sets for each n. `starts`: starting points of a fit, at a distance of `start_scale` around the
-    truth. `max_iterations`: of a fit. `block`: replicates in one resumable cell. `seed`: of data and starts;
-    `problem`: the seed that draws the frozen head. `workers` and `backend`: see `cells.run_cells`. `plot`: draw
-    `rates.svg` and `rates.png` (needs the extra "report").
+    * `settings`: names of `model.SETTINGS`.
+    * `n`: sample sizes, or a range such as "100..100000" (1, 2 and 5 of each decade).
+    * `over_specified`: how many prompts are fitted beyond the true ones, each value an experiment.
+    * `replicates`: data sets for each n.
+    * `starts`: starting points of a fit, the truth plus normal noise of standard deviation `start_scale`.
+    * `max_iterations`: steps of a fit.
+    * `block`: replicates in one resumable cell.
+    * `seed`: of data and starts. `problem`: the seed that draws the frozen head.
+    * `output`: a folder. `workers` and `backend`: see `cells.run_cells`.
+    * `plot`: draw `rates.svg` and `rates.png` (needs the extra "report").
 
     The result has `table`, a row for each (setting, surplus prompts, n): counts of replicates that are converged,
     failed (not converged), degenerate (a true prompt that no fitted one is nearest to, or a fitted one that ran away

@@ -61,4 +61,3 @@ def run(output_dir: str = "out/demo", method: str = METHOD, seed: int = 0, json:
     console.print(
         f"Report: {output_dir}/report.html\nTalk to it: foreword chat --adapter {output_dir}", highlight=False
     )
-

@@ -253,3 +253,18 @@ def test_methods_counts_on_a_model_and_meets_a_budget(base, capsys):
     code, out, _ = run(capsys, "methods", "--model", base)
     assert code == 0
     assert "bitfit: bitfit has nothing to train" in out
+
+
+@pytest.mark.parametrize("experiment", ["rates", "profile", "gates"])
+def test_theory_runs_a_small_experiment(experiment, tmp_path, capsys):
+    words = ["theory", experiment, "--setting", "zero-linear", "--n", "100,200", "--replicates", "2", "--workers", "1"]
+    code, out, err = run(capsys, *words, "--plot", "false", "--output", tmp_path / "out", "--json")
+    assert code == 0, err
+    assert json.loads(out)["slopes"] is not None
+    assert (tmp_path / "out" / f"{experiment}.json").exists()
+
+
+def test_theory_refuses_an_unknown_setting(tmp_path, capsys):
+    code, _, err = run(capsys, "theory", "rates", "--setting", "no-such", "--output", tmp_path / "out")
+    assert code == 2
+    assert "no-such" in err

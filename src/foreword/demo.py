@@ -48,7 +48,7 @@ class DemoResult:
 
 
 def demo(
-    method: Method | Sequence[Method],
+    method: Method | str | Sequence[Method | str],
     settings: Training,
     *,
     model: str = "smollm2",

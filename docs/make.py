@@ -155,7 +155,8 @@ def fenced(body: str) -> str:
 
 def page(name: str, method: type[fw.Method]) -> tuple[str, str]:
     """The Markdown page and the picture of a method."""
-    first, body, described = sections(method)
+    first, body, _ = sections(method)
+    described = {field: text for base in reversed(method.__mro__[:-1]) for field, text in sections(base)[2].items()}
     model = llama()
     adapter = fw.attach(model, name)
     rows = [

@@ -31,8 +31,10 @@ class Bottleneck(nn.Module):
         start: where random numbers come from.
         scale: s, a number, or "learned": a parameter that starts at 1.
         norm: a trainable layer norm on x ("in"), on the scaled result ("out"), or "none".
-        init: "lora" (W_d Kaiming-uniform, U(±1/√d); W_u zero: nothing is added at the start) or "bert" (both N(0,
-        0.02²)). bias: whether b_d and b_u exist; they start at 0. dropout: on the bottleneck, in training.
+        init: "lora" (W_d Kaiming-uniform, U(±1/√d); W_u zero: nothing is added at the start) or "bert" (both
+            N(0, 0.02²)).
+        bias: whether b_d and b_u exist; they start at 0.
+        dropout: on the bottleneck, in training.
     """
 
     def __init__(

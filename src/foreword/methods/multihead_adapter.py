@@ -31,9 +31,9 @@ class MultiheadAdapter(Method):
     Args:
         bottleneck: r.
         rotated: read the query after its rotary embedding; by default before it, so that the adapter does not see
-        positions. heads: "query" for a network of each query head; "key-value" for one of each group of heads that
-        share keys, which
-            has the parameters of a prefix of length r.
+            positions.
+        heads: "query" for a network of each query head; "key-value" for one of each group of heads that share keys,
+            which has the parameters of a prefix of length r.
         reparam: None for free matrices; "shared" generates them as a reparameterised prefix, as the released code does.
         hidden: width of that generator.
         layers: None for every layer, n for the top n, or a list of layer numbers.

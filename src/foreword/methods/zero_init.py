@@ -30,9 +30,8 @@ class ZeroInit(Method):
 
     Args:
         length: l, prompt tokens.
-        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two (as 30 of
-        LLaMA-7B's 32),
-            or None for every layer.
+        layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two (as 30
+            of LLaMA-7B's 32), or None for every layer.
         attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all".
         std: of the initial prompts N(0, std²); 1 in the released code.
         opening: the initial tanh(g); 0 is the method, others are controls.
@@ -80,8 +79,10 @@ class ZeroInitNonlinear(Method):
     Args:
         length: l, prompt tokens.
         layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two, or None for every
-        layer. attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all". form: "hypermodel" or
-        "deepshare". hidden: h, width of the network.
+            layer.
+        attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all".
+        form: "hypermodel" or "deepshare".
+        hidden: h, width of the network.
     """
 
     name: ClassVar[str] = "zero-init-nonlinear"
@@ -129,8 +130,9 @@ class RandomInit(Method):
     Args:
         length: l, prompt tokens.
         layers: n for the top n layers, a list of layer numbers, "upper" for all but the lowest two, or None for every
-        layer. attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all". std: of the initial
-        prompts N(0, std²).
+            layer.
+        attention: "self", or some of "self", "cross", "encoder" joined by "+", or "all".
+        std: of the initial prompts N(0, std²).
     """
 
     name: ClassVar[str] = "random-init"

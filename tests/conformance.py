@@ -109,7 +109,7 @@ def small(name: str) -> fw.Method:
     """A method of the registry at a size that suits the zoo."""
     method = fw.methods()[name]
     fields = method.__dataclass_fields__
-    sizes = {"length": LENGTH, "bottleneck": LENGTH, "r": LENGTH}
+    sizes = {"length": LENGTH, "bottleneck": 4 * LENGTH, "r": LENGTH}  # with 4 units a bottleneck may be all dead ReLUs
     return method(**{name: size for name, size in sizes.items() if name in fields})
 
 

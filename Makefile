@@ -26,6 +26,9 @@ test: $(BIN)/.ready  ## lint, type-check and test
 conformance: $(BIN)/.ready  ## print what works on which architecture, and write docs/conformance.md
 	$(BIN)/python tests/conformance_matrix.py --output docs/conformance.md
 
+bench: $(BIN)/.ready  ## measure training steps, decoding and attention against the frozen base and PEFT
+	$(BIN)/python -m benchmarks
+
 docs: $(BIN)/.ready  ## write the pages that follow from the registry
 	$(BIN)/python docs/make.py
 

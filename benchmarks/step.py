@@ -1,0 +1,130 @@
+"""Training steps: time and peak memory of every arm, as ratios to the frozen base.
+
+    python -m benchmarks.step --output out/benchmarks
+
+A step is forward and backward of the loss. Arms are interleaved in one process. Memory is measured in a process of its
+own for each arm, in which freed memory goes back to the system at once. Slopes are what 100 more tokens cost: least
+squares over the lengths l, and the difference between the shortest and the longest text for T.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from foreword.base import base
+
+from . import arms as comparison
+from .measuring import Report, interleave, ratio
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[10, 30, 128, 512], help="prefix lengths l")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512], help="tokens T of each row")
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", help="arms whose name has this in it, beside the floor")
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)  # the child process: print the peak of one arm, in MB
+    parser.add_argument("--output", type=Path, default=Path("out/benchmarks"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.peak_of:
+        print(peak(options))
+        return
+
+    report = Report({"rows": options.rows, "clock": options.clock, "repetitions": options.repetitions})
+    for dtype in options.dtypes:
+        arms = make(dtype, options)
+        medians: dict[int, dict[str, float]] = {}  # tokens → arm → seconds
+        for tokens in options.tokens:
+            ids = draw(options.rows, tokens)
+            steps = {name: functools.partial(arm.step, ids) for name, arm in arms.items()}
+            seconds = interleave(steps, options.repetitions, options.clock)
+            floor = seconds[comparison.FLOOR]
+            medians[tokens] = {name: statistics.median(s) for name, s in seconds.items()}
+            peaks = {name: child_peak(name, dtype, tokens, options) for name in arms} if options.memory else {}
+            report.table(
+                f"Training step, {options.rows}×{tokens} tokens, {dtype}: ratio to the frozen base",
+                ["arm", "seconds", "time ratio (quartiles)", "peak MB over base"],
+                [
+                    [
+                        name,
+                        medians[tokens][name],
+                        ratio(s, floor),
+                        peaks[name] - peaks[comparison.FLOOR] if peaks else "–",
+                    ]
+                    for name, s in seconds.items()
+                ],
+            )
+        report.table(
+            f"Slopes, {dtype}", ["arm", "per cent of the base for 100 more", ""], slopes(medians, options.lengths)
+        )
+        report.save(options.output, "step")
+
+
+def slopes(medians: dict[int, dict[str, float]], lengths: list[int]) -> list[list[object]]:
+    """What 100 more tokens of prefix or text cost each arm, in per cent of the base's step."""
+    rows: list[list[object]] = []
+    first, last = min(medians), max(medians)
+    for tokens, seconds in medians.items():
+        floor = seconds[comparison.FLOOR]
+        for arm in dict.fromkeys(name.partition(" l=")[0] for name in seconds if " l=" in name):
+            costs = {length: seconds[f"{arm} l={length}"] for length in lengths if f"{arm} l={length}" in seconds}
+            if len(costs) > 1:
+                slope = statistics.linear_regression(list(costs), list(costs.values())).slope
+                rows.append([arm, 1e4 * slope / floor, f"of l, T = {tokens}"])
+    if last > first:
+        for name, cost in medians[first].items():
+            slope = (medians[last][name] - cost) / (last - first)
+            rows.append([name, 1e4 * slope / medians[first][comparison.FLOOR], "of T"])
+    return rows
+
+
+def make(dtype: str, options: argparse.Namespace) -> dict[str, comparison.Arm]:
+    arms = comparison.make(base("smollm2", dtype=getattr(torch, dtype))[0], options.lengths)
+    return {name: arm for name, arm in arms.items() if name == comparison.FLOOR or (options.only or "") in name}
+
+
+def draw(rows: int, tokens: int) -> torch.Tensor:
+    return torch.randint(0, 49152, (rows, tokens), generator=torch.Generator().manual_seed(0))
+
+
+def child_peak(arm: str, dtype: str, tokens: int, options: argparse.Namespace) -> float:
+    """Peak memory of a step of one arm beyond what the process had before it, in MB."""
+    command = [sys.executable, "-m", "benchmarks.step", "--peak-of", arm, "--dtypes", dtype, "--tokens", str(tokens)]
+    command += ["--rows", str(options.rows), "--threads", str(options.threads), "--lengths", *map(str, options.lengths)]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def peak(options: argparse.Namespace) -> float:
+    arm = make(options.dtypes[0], options)[options.peak_of]
+    ids = draw(options.rows, options.tokens[0])
+    arm.step(ids)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    arm.step(ids)
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(name: str) -> int:
+    """kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ def run(
     plot: bool = True,
     output: str | None = None,
     json: bool = False,
-) -> None:
+) -> int:
     """Simulate the estimation theory of zero-initialised attention, with intervals: docs/theory.md says what to expect.
 
     rates: how fast the errors of fitted prompts and gates fall with the sample size.
@@ -66,9 +66,13 @@ def run(
     result = measure(**chosen, seed=seed, problem=problem, workers=workers, backend=backend, plot=plot, output=folder)
     if json:
         show_json(result)
-        return
-    show_table(result["slopes"])
-    console.print(f"{folder}: the results as JSON, and plots", highlight=False)
+    else:
+        show_table(result["slopes"])
+        console.print(f"{folder}: the results as JSON, and plots", highlight=False)
+    if result.get("failed_cells"):
+        console.print(str(result["failed_cells"]), highlight=False)
+        return 1
+    return 0
 
 
 def _sizes(text: str) -> list[int]:

@@ -88,7 +88,7 @@ def load(model: PreTrainedModel, path: str | Path, name: str = "default") -> Ada
     try:
         if config["folded"]:
             adapter.fold()
-        _fill(adapter, tensors, folder)
+        fill(adapter, tensors, folder)
     except Exception:
         detach(model, name)
         set_active(model, active)
@@ -105,7 +105,7 @@ def restore(adapter: Adapter, path: str | Path) -> None:
     config, tensors = read(folder)
     if config["methods"] != adapter.methods or config["folded"] != adapter.folded:
         raise ForewordError(f"{folder} holds {config['methods']}, not the {adapter.methods} of this run")
-    _fill(adapter, tensors, folder)
+    fill(adapter, tensors, folder)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -206,7 +206,7 @@ def resolve_folder(path: str | Path) -> Path:
         ) from error
 
 
-def _fill(adapter: Adapter, tensors: dict[str, Tensor], folder: Path) -> None:
+def fill(adapter: Adapter, tensors: dict[str, Tensor], folder: Path) -> None:
     """Copy the saved tensors into the adapter's, all or none."""
     targets = adapter.state_dict()
     missing, unknown = sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())

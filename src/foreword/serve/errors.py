@@ -32,8 +32,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = headers
-        message, param = (text and text.encode(errors="replace").decode() for text in (message, param))
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.body = {"error": {key: text and text.encode(errors="replace").decode() for key, text in error.items()}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)

@@ -92,18 +92,21 @@ class Plain:
             )
 
     def _inputs(self, jobs: Sequence[Job]) -> dict[str, Tensor]:
-        """Prompts and answers so far, padded on the left."""
+        """Prompts and answers so far, padded on the left; what an encoder reads is padded on the right."""
         if not self._model.config.is_encoder_decoder:
             return self._padded([job.ids for job in jobs])
         start = self._model.generation_config.decoder_start_token_id
         answers = self._padded([[start, *job.generated] for job in jobs])
         decoder = {f"decoder_{name}": tensor for name, tensor in answers.items()}
-        return self._padded([job.prompt for job in jobs]) | decoder
+        return self._padded([job.prompt for job in jobs], left=False) | decoder
 
-    def _padded(self, ids: Sequence[list[int]]) -> dict[str, Tensor]:
+    def _padded(self, ids: Sequence[list[int]], left: bool = True) -> dict[str, Tensor]:
         width = max(map(len, ids))
-        padded = [[self._pad_id] * (width - len(row)) + row for row in ids]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in ids]
+        padded, mask = [], []
+        for row in ids:
+            pads, ones = [self._pad_id] * (width - len(row)), [1] * len(row)
+            padded.append(pads + row if left else row + pads)
+            mask.append([0] * len(pads) + ones if left else ones + [0] * len(pads))
         device = self._model.device
         return {"input_ids": torch.tensor(padded, device=device), "attention_mask": torch.tensor(mask, device=device)}
 

@@ -32,8 +32,8 @@ class Sampler(LogitsProcessor):
         jobs = self._jobs()
         sampled = [(row, job) for row, job in enumerate(jobs) if job is not None and job.decoding.temperature > 0]
         chosen = scores.clone() if sampled else scores
-        for row, job in sampled:
-            chosen[row] = perturbed(scores[row].float(), job.decoding, job.generator(scores.device))
+        for row, sampling in sampled:
+            chosen[row] = perturbed(scores[row].float(), sampling.decoding, sampling.generator(scores.device))
         tokens = chosen[: len(jobs)].argmax(-1).tolist()
         for row, (job, token) in enumerate(zip(jobs, tokens, strict=True)):
             if job is not None and job.finish is None:

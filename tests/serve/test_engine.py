@@ -5,10 +5,10 @@ import logging
 
 import pytest
 import torch
-import zoo
-from conformance import shake, small
 
 import foreword as fw
+import zoo
+from conformance import shake, small
 from foreword.serve.engine import Engine
 from foreword.serve.jobs import Busy, Closing, Decoding, Failed, Refused
 from foreword.serve.limits import Limits

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -79,7 +80,7 @@ def test_a_tenant_manages_its_own(shared):
 
 @pytest.mark.parametrize(
     "path",
-    ["a1", "../outside", "../adapters/a1", "/etc", "acme-link", ".", "acme-new/../a1", "acme\0", "x" * 400, "acme-none"],
+    ["a1", "../outside", "../adapters/a1", "/etc", "acme-link", ".", "acme-new/../a1", "acme\0", "x" * 400, "acme-no"],
 )
 def test_an_adapter_comes_from_ones_own_part_of_the_folder(shared, path):
     answer = ask(shared, "POST", "/v1/adapters", "acme-key", lora_name="acme-y", lora_path=path)
@@ -110,10 +111,8 @@ def test_a_large_body_is_refused(shared):
         for _ in range(size // 65536 + 1):
             yield b"x" * 65536
 
-    try:
+    with suppress(httpx.WriteError):  # the server may hang up first
         assert httpx.post(url, content=parts()).status_code == 413  # without a declared length
-    except httpx.WriteError:  # the server hung up first
-        pass
 
 
 def test_keys_come_from_the_environment(monkeypatch):

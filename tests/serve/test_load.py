@@ -1,4 +1,4 @@
-"""Two hundred clients on fifty adapters, while adapters come, go and are replaced, and some clients leave in mid-stream."""
+"""Two hundred clients on fifty adapters, while adapters come, go and are replaced, and clients leave in mid-stream."""
 
 import asyncio
 import json
@@ -42,7 +42,8 @@ def test_nothing_is_lost_and_nothing_crossed(crowd, tmp_path):
     served = shutil.copytree(folder, tmp_path / "served")
     dice = random.Random(0)
 
-    with running(served, limits=Limits(max_batch=16, max_queue=REQUESTS * 2, max_batch_tokens=48, context=200)) as server:
+    limits = Limits(max_batch=16, max_queue=REQUESTS * 2, max_batch_tokens=48, context=200)
+    with running(served, limits=limits) as server:
         store = server.engine.store
         store.resident_bytes = 12 * max(store.get(name).size for name in names)  # a quarter of them at a time
 
@@ -84,7 +85,7 @@ def test_nothing_is_lost_and_nothing_crossed(crowd, tmp_path):
                     break
             for name, ask in asks:
                 answer = await ask
-                assert answer.status_code in (200, 400, 404)  # it may be gone before its turn
+                assert answer.status_code in (200, 404)  # it may be gone before its turn
                 if answer.status_code == 200:
                     assert answer.json()["choices"][0]["text"] in had[name]
             return number
@@ -139,12 +140,12 @@ def test_a_client_that_leaves_frees_its_place(crowd, stream):
         async def main():
             long = body(names[0], PROMPTS[0], max_tokens=3900, stream=stream)
             async with httpx.AsyncClient(base_url=server.url) as client:
-                with pytest.raises(httpx.ReadTimeout):
-                    if stream:
-                        async with client.stream("POST", "/v1/completions", json=long, timeout=60) as answer:
-                            await answer.aiter_lines().__anext__()
-                            raise httpx.ReadTimeout("left")
-                    await client.post("/v1/completions", json=long, timeout=0.3)
+                if stream:
+                    async with client.stream("POST", "/v1/completions", json=long, timeout=60) as answer:
+                        await anext(answer.aiter_lines())
+                else:
+                    with pytest.raises(httpx.ReadTimeout):
+                        await client.post("/v1/completions", json=long, timeout=0.3)
                 answer = await client.post("/v1/completions", json=body(names[1], PROMPTS[1]), timeout=60)
                 return answer.json()["choices"][0]["text"]
 
@@ -154,7 +155,7 @@ def test_a_client_that_leaves_frees_its_place(crowd, stream):
 
 @pytest.mark.parametrize("grace", [0.0, 30.0])
 def test_a_shutdown_finishes_or_fails_each_request(crowd, grace):
-    folder, names, expected = crowd
+    folder, names, _ = crowd
     with running(folder, limits=Limits(max_batch=4, context=200), grace=grace) as server:
 
         async def main():

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import zoo
-from conformance import close, shake, small, text
 
 import foreword as fw
+import zoo
+from conformance import close, shake, small, text
 from foreword.errors import ForewordError
 
 ROWS = 32

@@ -12,6 +12,7 @@ from .errors import ApiError
 from .keys import Access
 from .schema import LoadAdapter, UnloadAdapter
 from .service import Service
+from .store import Unknown
 
 
 def router(service: Service) -> APIRouter:
@@ -28,7 +29,7 @@ def router(service: Service) -> APIRouter:
     def described(name: str, resident: set[str]) -> dict[str, Any]:
         registered = service.engine.store.get(name)
         if registered is None:  # unloaded a moment ago
-            raise ApiError(404, f"there is no adapter {name!r}", code="model_not_found")
+            raise Unknown(name)
         return {
             "id": name,
             "object": "adapter",

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import ForewordError
 from .jobs import Busy, Closing, Failed, Refused
+from .store import Unknown
 
 logger = logging.getLogger("foreword.serve")
 
@@ -49,6 +50,8 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, Refused):
         return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, Unknown):
+        return ApiError(404, str(error), code="model_not_found")
     if isinstance(error, ForewordError):
         return ApiError(400, str(error))
     if isinstance(error, Busy):

@@ -14,6 +14,7 @@ import torch
 from ..errors import ForewordError
 
 _serial = itertools.count()
+COLDEST = 1e-4  # a lower temperature takes the likeliest token
 
 
 class Refused(ForewordError):
@@ -62,6 +63,11 @@ class Decoding:
     seed: int | None = None
     top_logprobs: int | None = None
     end_ids: frozenset[int] = frozenset()
+
+    @property
+    def samples(self) -> bool:
+        """Whether there is a temperature that fp32 scores can be divided by."""
+        return self.temperature >= COLDEST
 
 
 @dataclass(frozen=True)

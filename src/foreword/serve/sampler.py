@@ -30,7 +30,7 @@ class Sampler(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """scores (B', V), the first B of them the jobs' → the same, altered in the rows that sample."""
         jobs = self._jobs()
-        sampled = [(row, job) for row, job in enumerate(jobs) if job is not None and job.decoding.temperature > 0]
+        sampled = [(row, job) for row, job in enumerate(jobs) if job is not None and job.decoding.samples]
         chosen = scores.clone() if sampled else scores
         for row, sampling in sampled:
             chosen[row] = perturbed(scores[row].float(), sampling.decoding, sampling.generator(scores.device))

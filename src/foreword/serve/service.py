@@ -15,6 +15,7 @@ from .engine import Engine
 from .errors import ApiError
 from .keys import Access, Keys
 from .metrics import Metrics
+from .store import Unknown
 
 
 @dataclass
@@ -90,15 +91,13 @@ class Service:
     def unregister(self, access: Access, name: str) -> None:
         """Unload an adapter; requests that use it finish. May wait for a forward: call it in a thread."""
         self._require_managed(access, name)
-        if self.engine.store.get(name) is None:
-            raise _unknown(name)
         self.engine.store.unregister(name)
 
     def _require_managed(self, access: Access, name: str) -> None:
         if not access.manage:
             raise ApiError(403, "this key may not load or unload adapters", kind="permission_error")
         if not access.allows(name):
-            raise _unknown(name)
+            raise Unknown(name)
 
     def _confined(self, access: Access, path: str) -> Path:
         """A folder inside of the adapters folder, and of what the caller may use of it."""
@@ -114,10 +113,6 @@ class Service:
         if not inside.parts or not access.allows(inside.parts[0]):
             raise ApiError(404, f"there is no adapter folder {path!r}", param="lora_path")
         return folder
-
-
-def _unknown(name: str) -> ApiError:
-    return ApiError(404, f"there is no adapter {name!r}", param="lora_name", code="model_not_found")
 
 
 def end_ids(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -32,6 +32,13 @@ from .limits import GIB
 logger = logging.getLogger("foreword.serve")
 
 
+class Unknown(ForewordError):
+    """There is no adapter of that name."""
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__(f"there is no adapter {name!r}")
+
+
 @dataclass(frozen=True, eq=False)
 class Registered:
     """A name and where its adapter is.
@@ -158,7 +165,7 @@ class Store:
         return new
 
     def unregister(self, name: str) -> None:
-        """Forget a name; requests that use its adapter finish. Raises `ForewordError` for an unknown name."""
+        """Forget a name; requests that use its adapter finish. Raises `Unknown`."""
         with self._lock:
             del self._registered[self._known(name).name]
         self.sweep()
@@ -196,7 +203,7 @@ class Store:
 
         Returns None where there is no room, because leased adapters fill the budget: try again when a lease is given
             back.
-        Raises `ForewordError` where there is no such adapter, or it can't be loaded.
+        Raises `Unknown`, or `ForewordError` where the adapter can't be loaded.
         """
         if (held := self.hold(name)) is not None:
             return held
@@ -233,7 +240,7 @@ class Store:
 
     def _known(self, name: str | None) -> Registered:
         if name not in self._registered:
-            raise ForewordError(f"there is no adapter {name!r}")
+            raise Unknown(name)
         return self._registered[name]
 
     def _is_current(self, registered: Registered) -> bool:

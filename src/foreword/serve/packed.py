@@ -125,7 +125,7 @@ class PackedPlan(Plan):
     def read(self, original, module, query, key, value, mask, **kwargs):
         """The attention call (1, H, ΣT, D) in parts, each read by its own plan."""
         slot = getattr(module, "foreword", None)
-        if slot is None or not slot.reads(self):
+        if slot is None or not any(name in slot.adapters for name in self.rows):
             return original(module, query, key, value, mask, **kwargs)
         packing = self._packing(kwargs["cu_seq_lens_k"], query.device)
         out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])  # (1, ΣT, H, D)

@@ -92,7 +92,7 @@ def test_nothing_is_lost_and_nothing_crossed(crowd, tmp_path):
 
         async def main():
             stop = asyncio.Event()
-            limits = httpx.Limits(max_connections=None)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
                 churning = asyncio.ensure_future(churn(client, stop))
                 asked = [(dice.choice([None, *names]), dice.choice(PROMPTS)) for _ in range(REQUESTS)]

@@ -45,15 +45,7 @@ class Engine:
         self.obstacle = obstacle_to_paging(model)
         if self.obstacle is not None:
             logger.warning("every request runs through generate, because continuous batching can't: %s", self.obstacle)
-        self._gate = Gate(host.layout.stacks)
         plans = Plans(host.adapters, model.device)
-        self.store = Store(
-            model,
-            resident_bytes=self.limits.resident_bytes,
-            memory_bytes=self.limits.memory_bytes,
-            gate=self._gate,
-            on_eviction=plans.forget,
-        )
         self._plain = Plain(model, pad_id=pad_id, max_batch=self.limits.max_batch)
         self._paged = None
         if self.obstacle is None:
@@ -65,6 +57,14 @@ class Engine:
                 cache_tokens=self.limits.cache_tokens,
                 on_failure=self._plain.submit,
             )
+        self._gate = Gate(host.layout.stacks)  # the last to hook itself in is the first to be called
+        self.store = Store(
+            model,
+            resident_bytes=self.limits.resident_bytes,
+            memory_bytes=self.limits.memory_bytes,
+            gate=self._gate,
+            on_eviction=plans.forget,
+        )
         self.waiting = 0
         self.running: dict[str, Job] = {}
         self.closing = False

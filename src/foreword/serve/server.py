@@ -17,6 +17,8 @@ from .service import Service
 
 logger = logging.getLogger("foreword.serve")
 
+KEEP_ALIVE = 75  # seconds; longer than clients and proxies keep a connection, lest one asks while it is being closed
+
 
 class Server(uvicorn.Server):
     """uvicorn, which at the end lets requests finish for a while and then answers those that remain with an error."""
@@ -58,7 +60,12 @@ async def serve(
     if host not in ("127.0.0.1", "::1", "localhost") and not keys:
         logger.warning("%s can be reached from other machines, and there are no API keys: see --keys", host)
     config = uvicorn.Config(
-        build(service), host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(grace) + 10
+        build(service),
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(grace) + 10,
     )
     server = Server(config, engine, grace)
     logger.info("http://%s:%d serves %s", host, port, name)

@@ -25,6 +25,7 @@ from foreword.serve.service import Service
 
 BASE = "tiny"
 NEW = 12
+METHODS = ["prefix-tuning", "zero-init", "deep-prompt", "prompt-tuning", "random-init", "parallel-adapter", "lora"]
 
 
 def make_model() -> PreTrainedModel:

@@ -21,6 +21,7 @@ from ..attention.readers import Plan
 from ..model.adapter import Adapter
 from ..model.layout import Site
 from ..model.part import Part
+from ..model.streams import indices
 
 Kept = WeakKeyDictionary[nn.Module, Any]  # module → what it computed, for as long as the module is on the model
 
@@ -73,13 +74,7 @@ class Plans:
 
     def _make(self, names: tuple[str | None, ...]) -> LastingPlan:
         present = [name for name in dict.fromkeys(names) if name is not None]
-        rows: dict[str, Tensor | None] = {
-            name: torch.tensor([row for row, other in enumerate(names) if other == name], device=self._device)
-            for name in present
-        }
-        if len(present) == 1 and None not in names:
-            rows = {present[0]: None}
-        plan = LastingPlan(rows, memory={}, kept=self._kept)
+        plan = LastingPlan(indices(names, self._device), memory={}, kept=self._kept)
         for name in present:
             parts = self._adapters[name].parts
             plan.shared[name] = [None if p.shared is None else plan.remember(p.shared, p.shared) for p in parts]

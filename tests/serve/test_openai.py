@@ -5,9 +5,8 @@ import json
 import httpx
 import openai
 import pytest
-from harness import BASE, NEW
+from harness import BASE, METHODS, NEW
 
-from conftest import METHODS
 
 ADAPTERS = [f"a{number}" for number in range(len(METHODS))]
 GREEDY = {"temperature": 0, "max_tokens": NEW, "extra_body": {"ignore_eos": True}}

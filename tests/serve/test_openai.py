@@ -7,7 +7,6 @@ import openai
 import pytest
 from harness import BASE, METHODS, NEW
 
-
 ADAPTERS = [f"a{number}" for number in range(len(METHODS))]
 GREEDY = {"temperature": 0, "max_tokens": NEW, "extra_body": {"ignore_eos": True}}
 

@@ -34,11 +34,13 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["as chosen", "merged"])
+@pytest.fixture(params=["as chosen", "merged", "operator"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to join two segments; what is chosen depends on the shapes."""
+    """Both ways to join two segments, which the shapes choose between; and the operator that is there for compilers."""
     if request.param == "merged":
         monkeypatch.setattr(fused, "_concatenates", lambda *tensors: False)
+    elif request.param == "operator":
+        monkeypatch.setattr(fused, "_lightest", lambda bare, differentiable, operator: operator)
 
 
 def fused_joint(case: Problem, dtype: torch.dtype) -> list[torch.Tensor]:

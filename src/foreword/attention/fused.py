@@ -5,18 +5,17 @@
 
 Both are operators of PyTorch's library (`torch.ops.foreword`) with shapes for tracing and a backward of their own, so a
 compiled model has no break at them. Beyond inputs and output they keep nothing for the backward but the lse (B, H, T).
-
-A prefix that all rows share is read as one: the queries of the batch are folded into one long row, (B, H, T, D) →
-(1, H, B·T, D), which in the layout of a transformers model is a view. Its gradients come out summed over the batch, and
-no key is copied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from .kernels import Kernel, additive, kernel_for
+from .kernels import additive
+from .segment import kernel_of, read, read_backward
 
 __all__ = ["joint_attention", "prefix_attention"]
 
@@ -49,7 +48,7 @@ def joint_attention(
     """
     query, key, value, prefix_key, prefix_value = _autocast(query, key, value, prefix_key, prefix_value)
     arguments = (query, key, value, prefix_key, prefix_value, mask, visible, causal, scaling)
-    return (_joint if _runs_bare() else _joint_operator)(*arguments)[0]
+    return _lightest(_joint, _Joint.apply, _joint_operator)(*arguments)[0]
 
 
 def prefix_attention(
@@ -61,12 +60,14 @@ def prefix_attention(
     """
     query, prefix_key, prefix_value = _autocast(query, prefix_key, prefix_value)
     arguments = (query, prefix_key, prefix_value, visible, scaling)
-    return (_prefix if _runs_bare() else _prefix_operator)(*arguments)
+    return _lightest(_prefix, _Prefix.apply, _prefix_operator)(*arguments)
 
 
-def _runs_bare() -> bool:
-    """Whether the operator's wrapping has no use: a decoding step is too short to pay for it."""
-    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def _lightest(bare: Callable, differentiable: Callable, operator: Callable) -> Callable:
+    """The least wrapping that serves: a decoding step or a layer of a small batch is too short to pay for more."""
+    if torch.compiler.is_compiling():
+        return operator
+    return differentiable if torch.is_grad_enabled() else bare
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -76,64 +77,6 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(tensor.to(dtype) for tensor in tensors)
-
-
-def _kernel(query: Tensor, mask: Tensor | None) -> Kernel:
-    kernel = kernel_for(query.device.type, query.dtype, mask is not None)
-    assert kernel is not None, f"no kernel for {query.dtype} on {query.device}"  # `is_fused` comes first
-    return kernel
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# One prefix for all rows, or one for each
-
-
-def _folds(query: Tensor, prefix: Tensor) -> bool:
-    """A GPU's backward runs in parallel over rows, so there the rows stay apart and share the keys by stride."""
-    return prefix.shape[0] == 1 and query.device.type == "cpu"
-
-
-def _fold(tensor: Tensor) -> Tensor:
-    """(B, H, T, …) → (1, H, B·T, …)."""
-    if tensor.shape[0] == 1:
-        return tensor
-    if tensor.shape[2] == 1:
-        return tensor.transpose(0, 2)
-    return tensor.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)
-
-
-def _unfold(tensor: Tensor, batch: int) -> Tensor:
-    """(1, H, B·T, …) → (B, H, T, …)."""
-    if batch == 1:
-        return tensor
-    if batch == tensor.shape[2]:
-        return tensor.transpose(0, 2)
-    return tensor[0].transpose(0, 1).unflatten(0, (batch, -1)).transpose(1, 2)
-
-
-def _read(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Attention over the prefix: o (B, H, T, D), lse (B, H, T)."""
-    kernel, batch = _kernel(query, visible), query.shape[0]
-    if _folds(query, key):
-        out, lse = kernel.forward(_fold(query), key, value, None, False, scaling)
-        return _unfold(out, batch), _unfold(lse, batch)
-    key, value = (x.expand(batch, -1, -1, -1) for x in (key, value))
-    return kernel.forward(query, key, value, additive(visible, query.dtype), False, scaling)
-
-
-def _read_backward(grad_out, query, key, value, out, lse, visible, scaling) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value for the o and lse of the whole softmax."""
-    kernel, batch = _kernel(query, visible), query.shape[0]
-    if _folds(query, key):
-        grad_query, grad_key, grad_value = kernel.backward(
-            _fold(grad_out), _fold(query), key, value, _fold(out), _fold(lse), None, False, scaling
-        )
-        return _unfold(grad_query, batch), grad_key, grad_value
-    wide_key, wide_value = (x.expand(batch, -1, -1, -1) for x in (key, value))
-    hidden = additive(visible, query.dtype)
-    grad_query, *grads = kernel.backward(grad_out, query, wide_key, wide_value, out, lse, hidden, False, scaling)
-    grad_key, grad_value = (x.sum_to_size(key.shape) for x in grads)
-    return grad_query, grad_key, grad_value
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -187,13 +130,13 @@ def _joint(
     scaling: float,
 ) -> tuple[Tensor, Tensor]:
     """The joint o (B, T, H, D) and lse (B, T, H)."""
-    kernel = _kernel(query, mask)
+    kernel = kernel_of(query, mask)
     if _concatenates(query, key, prefix_key):
         seen = _seen(query, key, prefix_key, mask, visible, causal)
         out, lse = kernel.forward(query, _behind(prefix_key, key), _behind(prefix_value, value), seen, False, scaling)
     else:
         out, lse = kernel.forward(query, key, value, additive(mask, query.dtype), causal, scaling)
-        prefix_out, prefix_lse = _read(query, prefix_key, prefix_value, visible, scaling)
+        prefix_out, prefix_lse = read(query, prefix_key, prefix_value, visible, scaling)
         share = torch.sigmoid(prefix_lse - lse)[..., None].to(out.dtype)  # λ, (B, H, T, 1)
         out.lerp_(prefix_out, share)
         lse = torch.logaddexp(lse, prefix_lse)
@@ -220,7 +163,7 @@ def _joint_backward(
     Of the last two alone where nothing below this layer learns: the tokens' backward is left out.
     """
     grad_out, out, lse = grad_out.transpose(1, 2), out.transpose(1, 2), lse.transpose(1, 2)
-    kernel = _kernel(query, mask)
+    kernel = kernel_of(query, mask)
     if tokens_need and _concatenates(query, key, prefix_key):
         seen, length = _seen(query, key, prefix_key, mask, visible, causal), prefix_key.shape[2]
         keys, values = _behind(prefix_key, key), _behind(prefix_value, value)
@@ -228,7 +171,7 @@ def _joint_backward(
         tokens = [grad_query, *(x[:, :, length:] for x in grads)]
         prefix = [x[:, :, :length].sum_to_size(prefix_key.shape) for x in grads]
     else:
-        grad_query, *prefix = _read_backward(grad_out, query, prefix_key, prefix_value, out, lse, visible, scaling)
+        grad_query, *prefix = read_backward(grad_out, query, prefix_key, prefix_value, out, lse, visible, scaling)
         tokens = []
         if tokens_need:
             hidden = additive(mask, query.dtype)
@@ -261,10 +204,10 @@ def _joint_setup(ctx, inputs, output):
     ctx.save_for_backward(*tensors, *output)
 
 
-def _joint_gradients(ctx, grad_out, _):
+def _joint_gradients(backward, ctx, grad_out):
     query, key, value, prefix_key, prefix_value, mask, visible, out, lse = ctx.saved_tensors
     tokens_need = any(ctx.needs_input_grad[:3])
-    grads = _joint_backward_operator(
+    grads = backward(
         grad_out,
         query,
         key,
@@ -283,7 +226,19 @@ def _joint_gradients(ctx, grad_out, _):
     return *tokens, *grads[-2:], None, None, None, None
 
 
-_joint_operator.register_autograd(_joint_gradients, setup_context=_joint_setup)
+_joint_operator.register_autograd(
+    lambda ctx, grad_out, _: _joint_gradients(_joint_backward_operator, ctx, grad_out), setup_context=_joint_setup
+)
+
+
+class _Joint(torch.autograd.Function):
+    forward = staticmethod(_joint)
+    setup_context = staticmethod(_joint_setup)
+
+    @staticmethod
+    def backward(ctx, grad_out, _):
+        return _joint_gradients(_joint_backward, ctx, grad_out)
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In a softmax of its own
@@ -291,7 +246,7 @@ _joint_operator.register_autograd(_joint_gradients, setup_context=_joint_setup)
 
 def _prefix(query: Tensor, prefix_key: Tensor, prefix_value: Tensor, visible: Tensor | None, scaling: float) -> Tensor:
     """o (B, T, H, D)."""
-    out, _ = _read(query, prefix_key, prefix_value, visible, scaling)
+    out, _ = read(query, prefix_key, prefix_value, visible, scaling)
     return out.transpose(1, 2).contiguous()
 
 
@@ -299,8 +254,8 @@ def _prefix_backward(
     grad_out: Tensor, query: Tensor, prefix_key: Tensor, prefix_value: Tensor, visible: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query (B, T, H, D), prefix key and value."""
-    out, lse = _read(query, prefix_key, prefix_value, visible, scaling)
-    grad_query, grad_key, grad_value = _read_backward(
+    out, lse = read(query, prefix_key, prefix_value, visible, scaling)
+    grad_query, grad_key, grad_value = read_backward(
         grad_out.transpose(1, 2), query, prefix_key, prefix_value, out, lse, visible, scaling
     )
     return grad_query.transpose(1, 2).contiguous(), grad_key.contiguous(), grad_value.contiguous()
@@ -327,9 +282,20 @@ def _prefix_setup(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-def _prefix_gradients(ctx, grad_out):
-    grad_query, *grads = _prefix_backward_operator(grad_out, *ctx.saved_tensors, ctx.scaling)
+def _prefix_gradients(backward, ctx, grad_out):
+    grad_query, *grads = backward(grad_out, *ctx.saved_tensors, ctx.scaling)
     return grad_query.transpose(1, 2), *grads, None, None
 
 
-_prefix_operator.register_autograd(_prefix_gradients, setup_context=_prefix_setup)
+_prefix_operator.register_autograd(
+    lambda ctx, grad_out: _prefix_gradients(_prefix_backward_operator, ctx, grad_out), setup_context=_prefix_setup
+)
+
+
+class _Prefix(torch.autograd.Function):
+    forward = staticmethod(_prefix)
+    setup_context = staticmethod(_prefix_setup)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        return _prefix_gradients(_prefix_backward, ctx, grad_out)

@@ -29,7 +29,7 @@ class DeepPrompt(Method):
     """
 
     name: ClassVar[str] = "deep-prompt"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 1e-1
     citation: ClassVar[str] = (
         "Liu et al., P-Tuning v2: Prompt Tuning Can Be Comparable to Fine-tuning Universally Across Scales and Tasks, "
         "ACL 2022; "

@@ -167,10 +167,12 @@ def test_adapters_come_and_go_while_another_thread_runs_the_model(folder):
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(10):
-        for name in ("a10", "a11", "a12"):
-            store.release(store.lease(name))
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in range(10):
+            for name in ("a10", "a11", "a12"):
+                store.release(store.lease(name))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert not wrong

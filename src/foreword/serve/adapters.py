@@ -10,9 +10,9 @@ from fastapi.responses import PlainTextResponse
 
 from .errors import ApiError
 from .keys import Access
+from .leases import Unknown
 from .schema import LoadAdapter, UnloadAdapter
 from .service import Service
-from .store import Unknown
 
 
 def router(service: Service) -> APIRouter:

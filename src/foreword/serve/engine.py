@@ -13,11 +13,12 @@ from ..errors import ForewordError
 from ..model.host import host_of
 from .gate import Gate
 from .jobs import Busy, Closing, Decoding, Job, Refused, Token
+from .leases import Lease
 from .limits import Limits
 from .packed import Plans, obstacle
 from .paged import Paged, obstacle_to_paging
 from .plain import Plain
-from .store import Lease, Store
+from .store import Store
 
 logger = logging.getLogger("foreword.serve")
 

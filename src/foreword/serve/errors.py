@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import ForewordError
 from .jobs import Busy, Closing, Failed, Refused
-from .store import Unknown
+from .leases import Unknown
 
 logger = logging.getLogger("foreword.serve")
 

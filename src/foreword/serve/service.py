@@ -14,8 +14,8 @@ from ..errors import ForewordError
 from .engine import Engine
 from .errors import ApiError
 from .keys import Access, Keys
+from .leases import Unknown
 from .metrics import Metrics
-from .store import Unknown
 
 
 @dataclass

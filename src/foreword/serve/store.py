@@ -14,7 +14,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,63 +26,11 @@ from ..model.adapter import Adapter
 from ..model.attach import require_compatible
 from ..model.host import host_of
 from ..sources.text import Blank
+from ..space import Method
+from .leases import Lease, Registered, Resident, Unknown
 from .limits import GIB
 
 logger = logging.getLogger("foreword.serve")
-
-
-class Unknown(ForewordError):
-    """There is no adapter of that name."""
-
-    def __init__(self, name: str | None) -> None:
-        super().__init__(f"there is no adapter {name!r}")
-
-
-@dataclass(frozen=True, eq=False)
-class Registered:
-    """A name and where its adapter is.
-
-    Attributes:
-        name: as clients call it.
-        folder: with `adapter.json`.
-        methods: names of its methods.
-        size: bytes of its weights file.
-    """
-
-    name: str
-    folder: Path
-    methods: tuple[str, ...]
-    size: int
-
-
-@dataclass(eq=False)
-class Resident:
-    """An adapter on the model, where it has a new name each time: a replaced one can finish beside its successor.
-
-    Attributes:
-        leases: how many requests use it.
-    """
-
-    registered: Registered
-    adapter: Adapter
-    leases: int = 0
-
-    def lease(self) -> Lease:
-        return Lease(self.adapter.name, self.adapter, self)
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to use an adapter, until it is given back.
-
-    Attributes:
-        key: name of the adapter on the model; None for the base.
-        adapter: its handle.
-    """
-
-    key: str | None = None
-    adapter: Adapter | None = None
-    resident: Resident | None = field(default=None, repr=False)
 
 
 class Store:
@@ -272,27 +219,14 @@ class Store:
             return
         with self._gate:
             for resident in victims:
-                resident.adapter.remove()
-                del self.host.adapters[resident.adapter.name]
+                self._remove(resident.adapter)
             self._on_eviction()
 
     def _load(self, registered: Registered) -> Adapter:
         """Put an adapter on the model in its stored form. No row reads it before it has a lease."""
         config, tensors = self._read(registered)
-        host, key = self.host, next(self._keys)
-        start = Blank(host.model, host.layout)
-        parts = [part for method in config["methods"] for part in method.parts(host.layout, start)]
-        require_compatible(parts)
-        fixed = [part for part in parts if not part.per_row]
-        if fixed:
-            raise ForewordError(
-                f"{registered.name} can't be served beside others: {fixed[0].method.name} changes weights that "
-                "all rows of a batch share"
-            )
-        adapter = Adapter(host, key, config["methods"], parts)
-        with self._gate:
-            adapter.install()
-            host.adapters[key] = adapter
+        with self._gate:  # building may run the model's own modules to see what they do
+            adapter = self._install(registered.name, config["methods"])
         try:
             if config["folded"]:
                 adapter.fold()
@@ -300,13 +234,37 @@ class Store:
             adapter.fold()
         except Exception:
             with self._gate:
-                adapter.remove()
-                del host.adapters[key]
+                self._remove(adapter)
             raise
-        for part in parts:
+        for part in adapter.parts:
             for module in part.named_modules().values():
                 module.eval().requires_grad_(False)
         return adapter
+
+    def _install(self, name: str, methods: list[Method]) -> Adapter:
+        """An adapter on the model, its numbers still to come."""
+        host = self.host
+        start = Blank(host.model, host.layout)
+        parts = [part for method in methods for part in method.parts(host.layout, start)]
+        require_compatible(parts)
+        fixed = [part for part in parts if not part.per_row]
+        if fixed:
+            raise ForewordError(
+                f"{name} can't be served beside others: {fixed[0].method.name} changes weights that "
+                "all rows of a batch share"
+            )
+        adapter = Adapter(host, next(self._keys), methods, parts)
+        try:
+            adapter.install()
+        except ForewordError:
+            adapter.remove()
+            raise
+        host.adapters[adapter.name] = adapter
+        return adapter
+
+    def _remove(self, adapter: Adapter) -> None:
+        adapter.remove()
+        del self.host.adapters[adapter.name]
 
     def _read(self, registered: Registered) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """An adapter's configuration and numbers, from memory or else from its folder."""

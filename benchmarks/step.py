@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512], help="tokens T of each row")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--repetitions", type=int, default=8, help="rounds at the shortest T; fewer at longer ones")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", help="arms whose name has this in it, beside the floor")
@@ -51,7 +51,8 @@ def main() -> None:
         for tokens in options.tokens:
             ids = draw(options.rows, tokens)
             steps = {name: functools.partial(arm.step, ids) for name, arm in arms.items()}
-            seconds = interleave(steps, options.repetitions, options.clock)
+            rounds = max(3, options.repetitions * min(options.tokens) // tokens)
+            seconds = interleave(steps, rounds, options.clock)
             floor = seconds[comparison.FLOOR]
             medians[tokens] = {name: statistics.median(s) for name, s in seconds.items()}
             peaks = {name: child_peak(name, dtype, tokens, options) for name in arms} if options.memory else {}

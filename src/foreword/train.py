@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from trl import SFTConfig, SFTTrainer
 from .checkpoint import restore
 from .errors import ForewordError
 from .files import write_json
+from .frozen import FrozenLayers
 from .losses import completion_loss
 from .model.adapter import Adapter
 from .model.attach import attach
@@ -69,6 +70,8 @@ class Training:
         report_to: "tensorboard", "wandb", … or "none".
         resume_from_checkpoint: go on from the last whole checkpoint in output_dir.
         group_by_length: batches of similar length, which need less padding.
+        cache_frozen: GiB of memory for what enters the lowest layer that the method changes, which is the same in every
+            epoch, so that the layers below run once for each example; 0 recomputes it.
         trainer: any other field of TRL's SFTConfig by its name.
     """
 
@@ -96,11 +99,12 @@ class Training:
     report_to: str = "none"
     resume_from_checkpoint: bool = False
     group_by_length: bool = False
+    cache_frozen: float = 0.0
     trainer: dict[str, Any] = field(default_factory=dict)
 
     def sft_config(self, learning_rate: float, has_eval: bool) -> SFTConfig:
         """TRL's configuration. Raises `ForewordError` for a field that it does not know."""
-        own = {"early_stopping_patience", "resume_from_checkpoint", "trainer", "output_dir", "learning_rate"}
+        own = {"early_stopping_patience", "resume_from_checkpoint", "cache_frozen", "trainer"}
         given = {name: value for name, value in asdict(self).items() if name not in own}
         group, recompute = given.pop("group_by_length"), given.pop("gradient_checkpointing")
         stops_early = self.early_stopping_patience is not None
@@ -175,6 +179,7 @@ def train(
         raise ForewordError("early_stopping_patience needs held-out data: give eval_data or eval_size")
     checkpoint = _checkpoint_to_resume(settings)
     adapter = attach(model, method, name, init_ids=_init_ids(data, tokenizer), seed=settings.seed)
+    frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
     rate = settings.learning_rate if settings.learning_rate is not None else adapter.methods[0].learning_rate
     callbacks: list[TrainerCallback] = [_StopOnNaN(), _Progress()]
     if settings.early_stopping_patience is not None:
@@ -192,7 +197,8 @@ def train(
         )
     trainer.remove_callback(PrinterCallback if arguments.disable_tqdm else ProgressCallback)
     started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    with nullcontext() if frozen is None else frozen.remember():
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = time.perf_counter() - started
     model.eval()
     history = trainer.state.log_history

@@ -63,8 +63,8 @@ def survey(model: PreTrainedModel) -> Layout:
 
 
 @torch.no_grad()
-def probe(model: PreTrainedModel, ids: Tensor | None = None, **kwargs: Any) -> Any:
-    """One forward of the whole model, in evaluation mode, on ids (1, T) or on a few arbitrary tokens.
+def probe(model: PreTrainedModel, ids: Tensor | None = None, *, training: bool = False, **kwargs: Any) -> Any:
+    """One forward of the whole model, in evaluation mode or in training's, on ids (1, T) or on a few arbitrary tokens.
 
     An encoder-decoder gets the same ids on both sides; a speech encoder gets silence.
     """
@@ -82,13 +82,13 @@ def probe(model: PreTrainedModel, ids: Tensor | None = None, **kwargs: Any) -> A
         inputs["input_ids"] = ids
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = decoder_ids
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
     try:
         return model(**inputs, use_cache=False, **kwargs)
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def implementation_of(model: PreTrainedModel) -> str:

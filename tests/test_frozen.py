@@ -9,8 +9,8 @@ import tiny
 import zoo
 from foreword.errors import ForewordError
 from foreword.frozen import FrozenLayers
-from test_train import data, settings
 from foreword.train import train
+from test_train import data, settings
 
 MEGABYTE = 1 << 20
 

@@ -81,16 +81,16 @@ class FrozenLayers:
     def _look_up(self, stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of the decoder: find the states of every row."""
         arguments = by_name(stack, args, kwargs)
-        ids, mask, positions = (arguments.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+        ids: Tensor = arguments["input_ids"]
+        mask, positions = arguments.get("attention_mask"), arguments.get("position_ids")
         self._real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        columns = (ids,) if positions is None else (ids, positions.expand_as(ids))
-        tokens = torch.stack(columns, dim=-1).cpu().numpy()
+        placed = ids if positions is None else torch.stack([ids, positions.expand_as(ids)], dim=-1)
+        tokens = placed.cpu().numpy()
         real = self._real.cpu().numpy()
         self._keys = [hashlib.sha256(row[seen].tobytes()).digest() for row, seen in zip(tokens, real, strict=True)]
-        kept = [self.states.get(key) for key in self._keys]
         self._hit = None
-        if all(states is not None for states in kept):
-            states = torch.cat(kept).to(ids.device)
+        if all(key in self.states for key in self._keys):
+            states = torch.cat([self.states[key] for key in self._keys]).to(ids.device)
             self._hit = states.new_zeros(*ids.shape, states.shape[-1])
             self._hit[self._real] = states
 

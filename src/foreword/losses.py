@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from .model.prompt import IGNORED, known_prompt
+
+CHUNK = 512  # tokens whose logits exist at once
 
 
 def completion_loss(
     model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None = None
 ) -> tuple[Tensor, Any]:
-    """Cross-entropy of the learned tokens, with logits computed only in columns that some row learns.
+    """Cross-entropy of the learned tokens, with logits computed for no others, some of them at a time.
 
         L = −(1/N) Σ_{b,t: y_{b,t+1} learned} log softmax(logits_{b,t})[y_{b,t+1}]
 
-    Logits of prompts are never made: at 49,152 words of vocabulary they cost more than the layers of a small model.
+    With 49,152 words of vocabulary the logits of a prompt cost more than the layers of a small model, and those of a
+    long completion more memory than everything else. Where the logits are what the frozen head gives, they are made for
+    `CHUNK` tokens at a time; elsewhere (a soft-cap, a scale, a trained or sharded head) for every column that some row
+    learns.
 
     Args:
         model: a causal language model, possibly wrapped for distributed training.
@@ -26,23 +37,102 @@ def completion_loss(
         num_items: N, where a batch is accumulated over several calls; the number of learned tokens here by default.
 
     Returns:
-        The loss and the model's outputs, whose logits are those of the kept columns.
+        The loss and the model's outputs, whose logits are those of the columns that were computed.
     """
     labels = inputs["labels"]
     targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]  # (B, T): the next token
-    rest = {name: value for name, value in inputs.items() if name != "labels"}
-    if _keeps_logits(model):
-        columns = (targets != IGNORED).any(dim=0).nonzero().squeeze(1)
-        rest["logits_to_keep"], targets = columns, targets[:, columns]
-    with known_prompt(labels == IGNORED):  # the model itself is not given the labels
-        outputs = model(**rest, use_cache=False)
     if num_items is None:
         num_items = (targets != IGNORED).sum().clamp(min=1)
+    rest = {name: value for name, value in inputs.items() if name != "labels"}
+    with known_prompt(labels == IGNORED):  # the model itself is not given the labels
+        total, outputs = (
+            _by_chunks(model, rest, targets) if _has_plain_head(model) else _by_columns(model, rest, targets)
+        )
+    return total / num_items, outputs
+
+
+def _by_chunks(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
+    """The sum of the loss over all learned tokens, from what enters the head."""
+    head = _unwrapped(model).get_output_embeddings()
+    with _one_column(head) as seen:
+        outputs = model(**inputs, use_cache=False)
+    if not torch.equal(outputs.logits, seen["logits"]):
+        _dressed.add(_unwrapped(model))
+        return _by_columns(model, inputs, targets)
+    learned = targets != IGNORED
+    return ChunkedCrossEntropy.apply(seen["hidden"][learned], targets[learned], head), outputs
+
+
+def _by_columns(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
+    """The sum of the loss over all learned tokens, from the model's own logits."""
+    if "logits_to_keep" in inspect.signature(inspect.unwrap(type(_unwrapped(model)).forward)).parameters:
+        columns = (targets != IGNORED).any(dim=0).nonzero().squeeze(1)
+        inputs, targets = {**inputs, "logits_to_keep": columns}, targets[:, columns]
+    outputs = model(**inputs, use_cache=False)
     logits = outputs.logits.flatten(0, 1).float()
-    loss = nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    return loss / num_items, outputs
+    return nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum"), outputs
 
 
-def _keeps_logits(model: nn.Module) -> bool:
-    inner = model.module if hasattr(model, "module") and isinstance(model.module, PreTrainedModel) else model
-    return "logits_to_keep" in inspect.signature(inspect.unwrap(type(inner).forward)).parameters
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """L = Σ_i −log softmax(W x_i)[y_i] for a frozen head W.
+
+    The gradient ∂L/∂x_i = Wᵀ (softmax(W x_i) − e_{y_i}) is taken in the forward pass, while the logits of a chunk are
+    there, so that they are computed once and never all at once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, head: nn.Module) -> Tensor:
+        """x (N, d), y (N,), and W as a module (N, d) → (N, V). Returns the sum in fp32."""
+        learns = ctx.needs_input_grad[0]
+        total = x.new_zeros((), dtype=torch.float32)
+        gradients = []
+        for some, words in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+            with torch.set_grad_enabled(learns):
+                some = some.detach().requires_grad_(learns)
+                loss = nn.functional.cross_entropy(head(some).float(), words, reduction="sum")
+            if learns:
+                gradients += torch.autograd.grad(loss, some)
+            total += loss.detach()
+        if learns:
+            ctx.save_for_backward(torch.cat(gradients))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:
+        [gradient] = ctx.saved_tensors
+        return (scale * gradient).to(gradient.dtype), None, None
+
+
+_dressed: WeakSet[nn.Module] = WeakSet()  # models that change the output of their head: a soft-cap, a scale
+
+
+def _has_plain_head(model: nn.Module) -> bool:
+    inner = _unwrapped(model)
+    head = inner.get_output_embeddings()
+    if head is None or inner in _dressed or not (inner is model or isinstance(model, DistributedDataParallel)):
+        return False
+    return not any(parameter.requires_grad or isinstance(parameter, DTensor) for parameter in head.parameters())
+
+
+def _unwrapped(model: Any) -> PreTrainedModel:
+    return model if isinstance(model, PreTrainedModel) else model.module
+
+
+@contextmanager
+def _one_column(head: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Within the block `head` computes the last column only; what it was given and what it made are kept."""
+    seen: dict[str, Tensor] = {}
+
+    def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        seen["hidden"] = args[0]
+        return (args[0][:, -1:], *args[1:])
+
+    def after(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
+        seen["logits"] = logits
+
+    handles = [head.register_forward_pre_hook(before), head.register_forward_hook(after)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -34,6 +34,7 @@ COMMANDS = {
     "inspect": "show what is in an adapter folder",
     "scaling": "fit the law of parallel streams, or compare what they cost",
     "methods": "list the methods, with their parameter counts on a model",
+    "bench": "measure what a method costs on a model, or show the kernels it takes",
     "theory": "simulate the estimation theory of zero-initialised attention",
     "demo": "the main job in minutes: train, compare, report",
 }

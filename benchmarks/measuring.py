@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import platform
 import statistics
@@ -15,6 +17,7 @@ import torch
 
 from foreword.files import write_text
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 CLOCKS = {
     "wall": time.perf_counter,
     "cpu": time.process_time,
@@ -53,6 +56,28 @@ def ratio(seconds: Sequence[float], floor: Sequence[float]) -> Ratio:
     ratios = [a / b for a, b in zip(seconds, floor, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return Ratio(median, low, high)
+
+
+def peak_memory(run: Callable[[], Any]) -> float:
+    """MB that `run()` needs at its highest beyond what the process holds before it (Linux, glibc).
+
+    From the first call on freed memory goes back to the system at once, which costs time: measure that before.
+    """
+    c = ctypes.CDLL(None)
+    c.mallopt(M_MMAP_THRESHOLD, 65536)
+    c.mallopt(M_TRIM_THRESHOLD, 0)
+    gc.collect()
+    c.malloc_trim(0)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    run()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(name: str) -> int:
+    """kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
 @dataclass

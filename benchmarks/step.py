@@ -2,8 +2,8 @@
 
     python -m benchmarks.step --output out/benchmarks
 
-A step is forward and backward of the loss. Arms are interleaved in one process. Memory is measured in a process of its
-own for each arm, in which freed memory goes back to the system at once. Slopes are what 100 more tokens cost: least
+A step is forward and backward of the loss. Arms are interleaved in one process. Memory is measured after all times, with
+an allocator that gives freed memory back at once. Slopes are what 100 more tokens cost: least
 squares over the lengths l, and the difference between the shortest and the longest text for T.
 """
 
@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -22,7 +19,7 @@ import torch
 from foreword.base import base
 
 from . import arms as comparison
-from .measuring import Report, interleave, ratio
+from .measuring import Report, interleave, peak_memory, ratio
 
 
 def main() -> None:
@@ -36,43 +33,52 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", help="arms whose name has this in it, beside the floor")
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--peak-of", help=argparse.SUPPRESS)  # the child process: print the peak of one arm, in MB
     parser.add_argument("--output", type=Path, default=Path("out/benchmarks"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.peak_of:
-        print(peak(options))
-        return
 
     report = Report({"rows": options.rows, "clock": options.clock, "repetitions": options.repetitions})
     for dtype in options.dtypes:
-        arms = make(dtype, options)
-        medians: dict[int, dict[str, float]] = {}  # tokens → arm → seconds
-        for tokens in options.tokens:
-            ids = draw(options.rows, tokens)
-            steps = {name: functools.partial(arm.step, ids) for name, arm in arms.items()}
-            rounds = max(3, options.repetitions * min(options.tokens) // tokens)
-            seconds = interleave(steps, rounds, options.clock)
-            floor = seconds[comparison.FLOOR]
-            medians[tokens] = {name: statistics.median(s) for name, s in seconds.items()}
-            peaks = {name: child_peak(name, dtype, tokens, options) for name in arms} if options.memory else {}
-            report.table(
-                f"Training step, {options.rows}×{tokens} tokens, {dtype}: ratio to the frozen base",
-                ["arm", "seconds", "time ratio (quartiles)", "peak MB over base"],
-                [
-                    [
-                        name,
-                        medians[tokens][name],
-                        ratio(s, floor),
-                        peaks[name] - peaks[comparison.FLOOR] if peaks else "–",
-                    ]
-                    for name, s in seconds.items()
-                ],
-            )
-        report.table(
-            f"Slopes, {dtype}", ["arm", "per cent of the base for 100 more", ""], slopes(medians, options.lengths)
-        )
+        time_steps(dtype, report, options)
         report.save(options.output, "step")
+    for dtype in options.dtypes if options.memory else ():
+        measure_memory(dtype, report, options)
+        report.save(options.output, "step")
+
+
+def time_steps(dtype: str, report: Report, options: argparse.Namespace) -> None:
+    arms = make(dtype, options)
+    medians: dict[int, dict[str, float]] = {}  # tokens → arm → seconds
+    for tokens in options.tokens:
+        ids = draw(options.rows, tokens)
+        steps = {name: functools.partial(arm.step, ids) for name, arm in arms.items()}
+        rounds = max(3, options.repetitions * min(options.tokens) // tokens)
+        seconds = interleave(steps, rounds, options.clock)
+        floor = seconds[comparison.FLOOR]
+        medians[tokens] = {name: statistics.median(s) for name, s in seconds.items()}
+        report.table(
+            f"Training step, {options.rows}×{tokens} tokens, {dtype}: ratio to the frozen base",
+            ["arm", "seconds", "time ratio (quartiles)"],
+            [[name, medians[tokens][name], ratio(s, floor)] for name, s in seconds.items()],
+        )
+    report.table(f"Slopes, {dtype}", ["arm", "per cent of the base for 100 more", ""], slopes(medians, options.lengths))
+
+
+def measure_memory(dtype: str, report: Report, options: argparse.Namespace) -> None:
+    arms = make(dtype, options)
+    peaks: dict[str, list[float]] = {name: [] for name in arms}
+    for tokens in options.tokens:
+        ids = draw(options.rows, tokens)
+        for name, arm in arms.items():
+            step = functools.partial(arm.step, ids)
+            step()
+            peaks[name].append(peak_memory(step))
+    floors = peaks[comparison.FLOOR]
+    report.table(
+        f"Peak memory of a step over that of the frozen base, {dtype}, MB",
+        ["arm", *(f"{options.rows}×{tokens} tokens" for tokens in options.tokens)],
+        [[name, *(peak - floor for peak, floor in zip(own, floors, strict=True))] for name, own in peaks.items()],
+    )
 
 
 def slopes(medians: dict[int, dict[str, float]], lengths: list[int]) -> list[list[object]]:
@@ -100,31 +106,6 @@ def make(dtype: str, options: argparse.Namespace) -> dict[str, comparison.Arm]:
 
 def draw(rows: int, tokens: int) -> torch.Tensor:
     return torch.randint(0, 49152, (rows, tokens), generator=torch.Generator().manual_seed(0))
-
-
-def child_peak(arm: str, dtype: str, tokens: int, options: argparse.Namespace) -> float:
-    """Peak memory of a step of one arm beyond what the process had before it, in MB."""
-    command = [sys.executable, "-m", "benchmarks.step", "--peak-of", arm, "--dtypes", dtype, "--tokens", str(tokens)]
-    command += ["--rows", str(options.rows), "--threads", str(options.threads), "--lengths", *map(str, options.lengths)]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout.strip().splitlines()[-1])
-
-
-def peak(options: argparse.Namespace) -> float:
-    arm = make(options.dtypes[0], options)[options.peak_of]
-    ids = draw(options.rows, options.tokens[0])
-    arm.step(ids)
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    arm.step(ids)
-    return (_status("VmHWM") - before) / 1024
-
-
-def _status(name: str) -> int:
-    """kB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
 if __name__ == "__main__":

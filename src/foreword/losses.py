@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from .model.prompt import IGNORED, known_prompt
 
-CHUNK = 512  # tokens whose logits exist at once
+CHUNK = 128  # tokens whose logits exist at once
 
 
 def completion_loss(
@@ -45,25 +45,23 @@ def completion_loss(
         num_items = (targets != IGNORED).sum().clamp(min=1)
     rest = {name: value for name, value in inputs.items() if name != "labels"}
     with known_prompt(labels == IGNORED):  # the model itself is not given the labels
-        total, outputs = (
-            _by_chunks(model, rest, targets) if _has_plain_head(model) else _by_columns(model, rest, targets)
-        )
+        total, outputs = by_chunks(model, rest, targets) if _has_plain_head(model) else by_columns(model, rest, targets)
     return total / num_items, outputs
 
 
-def _by_chunks(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
+def by_chunks(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
     """The sum of the loss over all learned tokens, from what enters the head."""
     head = _unwrapped(model).get_output_embeddings()
     with _one_column(head) as seen:
         outputs = model(**inputs, use_cache=False)
     if not torch.equal(outputs.logits, seen["logits"]):
         _dressed.add(_unwrapped(model))
-        return _by_columns(model, inputs, targets)
+        return by_columns(model, inputs, targets)
     learned = targets != IGNORED
     return ChunkedCrossEntropy.apply(seen["hidden"][learned], targets[learned], head), outputs
 
 
-def _by_columns(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
+def by_columns(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
     """The sum of the loss over all learned tokens, from the model's own logits."""
     if "logits_to_keep" in inspect.signature(inspect.unwrap(type(_unwrapped(model)).forward)).parameters:
         columns = (targets != IGNORED).any(dim=0).nonzero().squeeze(1)

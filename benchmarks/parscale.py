@@ -27,6 +27,7 @@ import foreword as fw
 from foreword.attention.fused import joint_attention
 from foreword.base import text_base
 from foreword.cells import Cell, failures, run_cells
+from foreword.demo import fast_dtype
 from foreword.errors import ForewordError
 from foreword.files import write_json, write_text
 from foreword.methods.parscale import width
@@ -66,7 +67,7 @@ def text_rows(tokenizer: Any) -> tuple[Tensor, Tensor]:
 
 def loss_of(streams: int, seed: int, steps: int, batch: int, learning_rate: float) -> dict[str, Any]:
     """Train one arm; its held-out loss before and after, in nats a token."""
-    model, tokenizer = text_base("smollm2", dtype=torch.float32)
+    model, tokenizer = text_base("smollm2", dtype=fast_dtype())
     train, test = text_rows(tokenizer)
     base = held_out_loss(model, test)
     adapter = fw.attach(model, method_for(model, streams), init_ids=train.flatten(), seed=seed)

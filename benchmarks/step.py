@@ -2,9 +2,9 @@
 
     python -m benchmarks.step --output out/benchmarks
 
-A step is forward and backward of the loss. Arms are interleaved in one process. Memory is measured after all times, with
-an allocator that gives freed memory back at once. Slopes are what 100 more tokens cost: least
-squares over the lengths l, and the difference between the shortest and the longest text for T.
+A step is forward and backward of the loss. Arms are interleaved in one process. Memory is measured after all times,
+with an allocator that gives freed memory back at once. Slopes are what 100 more tokens cost: least squares over the
+lengths l, and the difference between the shortest and the longest text for T.
 """
 
 from __future__ import annotations

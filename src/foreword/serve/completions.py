@@ -128,6 +128,7 @@ async def _answer(
         seed=body.seed,
         top_logprobs=top_logprobs,
         end_ids=frozenset() if body.ignore_eos else service.end_ids,
+        streams=body.streams,
     )
     for prompt in prompts:
         service.engine.check(prompt, decoding)

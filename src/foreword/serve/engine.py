@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ForewordError
 from ..model.host import host_of
+from ..model.stream_part import StreamPart
 from .gate import Gate
 from .jobs import Busy, Closing, Decoding, Job, Refused, Token
 from .leases import Lease
@@ -129,7 +130,13 @@ class Engine:
             await self._slots.acquire()
             try:
                 lease = await self._lease(adapter)
-                self._require_positions(len(prompt) + decoding.max_tokens, lease)
+                try:
+                    self._require_streams(decoding.streams, lease)
+                    self._require_positions(len(prompt) + decoding.max_tokens, lease)
+                except Refused:
+                    self.store.release(lease)
+                    self._room.set()
+                    raise
             except BaseException:
                 self._slots.release()
                 raise
@@ -190,9 +197,16 @@ class Engine:
         """Raise `Refused` where an adapter moves the text behind the last embedded position."""
         shift = 0 if lease.adapter is None else sum(part.shift for part in lease.adapter.parts)
         if shift and length + shift > self.context:
-            self.store.release(lease)
-            self._room.set()
             raise Refused(f"prompt, answer and a prefix of {shift} have {length + shift} tokens; {self.context} fit")
+
+    def _require_streams(self, streams: int | None, lease: Lease) -> None:
+        """Raise `Refused` where an adapter has no set of that many parallel streams."""
+        if streams is None:
+            return
+        sizes = [part.streams for part in lease.adapter.parts if isinstance(part, StreamPart)] if lease.adapter else []
+        if streams not in sizes:
+            has = f"has streams {', '.join(map(str, sizes))}" if sizes else "has no parallel streams"
+            raise Refused(f"streams is {streams}; the model {has}")
 
     def _packs(self, lease: Lease) -> bool:
         reason = None if lease.adapter is None else obstacle(lease.adapter)

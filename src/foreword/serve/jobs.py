@@ -55,6 +55,7 @@ class Decoding:
         seed: of the sampling; None draws one. The same seed gives the same answer in any batch.
         top_logprobs: for this many of the likeliest tokens, and the chosen one, give log-probabilities; None for none.
         end_ids: tokens that end the answer.
+        streams: P, for an adapter of parallel streams; None takes its largest.
     """
 
     max_tokens: int = 128
@@ -63,6 +64,7 @@ class Decoding:
     seed: int | None = None
     top_logprobs: int | None = None
     end_ids: frozenset[int] = frozenset()
+    streams: int | None = None
 
     @property
     def samples(self) -> bool:

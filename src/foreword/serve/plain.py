@@ -81,7 +81,7 @@ class Plain:
     @torch.no_grad()
     def _generate(self, jobs: Sequence[Job]) -> None:
         longest = max(job.decoding.max_tokens - len(job.generated) for job in jobs)
-        with rows(self._model, [job.adapter for job in jobs]):
+        with rows(self._model, [job.adapter for job in jobs], [job.decoding.streams for job in jobs]):
             self._model.generate(
                 **self._inputs(jobs),
                 generation_config=GenerationConfig(

@@ -39,7 +39,8 @@ class StreamOptions(Body):
 class Completing(Body):
     """What the two completion routes have in common.
 
-    `model` names the base or an adapter. `ignore_eos` is vLLM's: go on to `max_tokens`.
+    `model` names the base or an adapter. `ignore_eos` is vLLM's: go on to `max_tokens`. `streams` is P for an adapter
+    of parallel streams (parscale), one of those that it has a set for; its largest by default.
     """
 
     model: Name
@@ -52,6 +53,7 @@ class Completing(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    streams: int | None = Field(None, ge=1, le=1024)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     presence_penalty: float | None = Field(None, ge=0, le=0)
     logit_bias: dict[str, float] | None = Field(None, max_length=0)

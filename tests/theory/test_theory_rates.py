@@ -52,6 +52,17 @@ def test_results_and_figures_are_written(small):
     assert json.loads((folder / "rates.json").read_text()) == json.loads(json.dumps(result))
     assert (folder / "rates.svg").read_text().lstrip().startswith("<?xml")
     assert (folder / "rates.png").stat().st_size > 10_000
+    page = (folder / "report.html").read_text()
+    assert "Estimation rates" in page
+    assert all(setting in page for setting in SMALL["settings"])
+
+
+def test_the_best_start_of_a_pilot_ends_where_all_starts_do():
+    asked = {"n": 2000, "surplus": 0, "first": 0, "count": 4, "starts": 3, "start_scale": 0.3, "max_iterations": 100}
+    for setting in ("random-init", "zero-linear", "zero-free"):
+        whole, piloted = (measure(setting, **asked, pilot=pilot, seed=0, problem=0) for pilot in (2000, 500))
+        assert piloted["f"] == pytest.approx(whole["f"], rel=1e-2)
+        assert piloted["converged"] == [True] * 4
 
 
 def test_a_run_continues_and_ends_with_the_same_table(small, tmp_path):

@@ -23,6 +23,10 @@ class Data:
         """Numbers to fit in one data set: q n."""
         return self.y.shape[-2] * self.y.shape[-1]
 
+    def head(self, n: int) -> "Data":
+        """The first n rows of every data set."""
+        return Data(self.inputs.part(torch.arange(len(self.y)), slice(n)), self.y[..., :n])
+
 
 def seeds_of(seed: int, n: int, replicate: int) -> tuple[int, int]:
     """The seeds of replicate number `replicate` at sample size `n`: one for its data, one for its starting points."""

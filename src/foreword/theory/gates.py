@@ -24,6 +24,7 @@ from .data import at_random, near_truth, noise_free, sample, seeds_of
 from .fit import fit
 from .losses import matched_distance
 from .model import DTYPE, Model, Problem
+from .page import write_page
 from .slopes import log_log_slope, sample_sizes
 from .surfaces import HeldGate
 from .tables import counts, median, pool, summary
@@ -117,7 +118,7 @@ def gates(
     backend: Backend = "processes",
     plot: bool = True,
 ) -> dict[str, Any]:
-    """Run the three gate experiments; write `gates.json`, and plots, into `output`.
+    """Run the three gate experiments; write `gates.json`, `report.html` and plots into `output`.
 
     * `settings`: names of `model.SETTINGS` with a separate softmax.
     * `strengths`: true gates tanh(alpha*), in [0, 1), of the shared settings.
@@ -190,6 +191,7 @@ def gates(
     result["confounding"] = [_with(outcome, "setting", "gates") for outcome in of(confounding) if outcome.result]
     result["opening"] = [_with(outcome, "setting", "surplus", "gate") for outcome in of(opening) if outcome.result]
     write_json(Path(output) / "gates.json", result)
+    write_page(result, Path(output))
     if plot:
         plots.draw_gates(result, Path(output))
     return result

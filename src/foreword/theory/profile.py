@@ -25,6 +25,7 @@ from . import plots
 from .data import Data, noise_free, sample, seeds_of
 from .fit import fit
 from .model import DTYPE, SETTINGS, Model, Problem
+from .page import write_page
 from .slopes import log_log_slope, sample_sizes
 from .surfaces import SplitPrompt
 from .tables import Pool, counts, median, pool, summary
@@ -152,7 +153,7 @@ def profile(
     backend: Backend = "processes",
     plot: bool = True,
 ) -> dict[str, Any]:
-    """Measure the profile risk and the width of the indistinguishable set; write `profile.json`, and plots.
+    """Measure the profile risk and the width of the indistinguishable set; write `profile.json`, a page and plots.
 
     * `settings`: names of `model.SETTINGS`; shared ones split a prompt, free ones a key and, apart, a value.
     * `deltas`: distances of the halves, in the units of a prompt. From 0.8 on, half the way between the true prompts, a
@@ -213,6 +214,7 @@ def profile(
         for n in sample_sizes("1000..1000000")
     ]
     write_json(Path(output) / "profile.json", result)
+    write_page(result, Path(output))
     if plot:
         plots.draw_profile(result, Path(output))
     return result

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..cells import Backend, Cell, run_cells
 from ..errors import ForewordError
 from ..files import write_json
 from . import plots
-from .data import near_truth, noise_free, sample, seeds_of
-from .fit import fit
+from .data import Data, near_truth, noise_free, sample, seeds_of
+from .fit import Fit, fit
 from .losses import matched_distance, voronoi
 from .model import SETTINGS, Model, Problem
+from .page import write_page
 from .slopes import log_log_slope, sample_sizes
 from .surfaces import HeldGate
 from .tables import Pool, counts, median, pool, summary
@@ -35,11 +37,14 @@ def measure(
     count: int,
     starts: int,
     start_scale: float,
+    pilot: int,
     max_iterations: int,
     seed: int,
     problem: int,
 ) -> dict[str, list[float | bool | None]]:
     """Fit replicates `first` .. `first + count` at sample size `n` and return every error, one list entry a replicate.
+
+    Every start is fitted to the first `pilot` rows, and the best of them goes on with all n.
 
     `f`: the L2 distance of fitted and true function. `gate`: |tanh(alpha) - tanh(alpha*)|. `matched`, `single`,
     `doubled` (as a distance: the root of the loss's part), `weights` and `D`: see `losses`. None stands for an error
@@ -56,8 +61,13 @@ def measure(
     if setting == "zero-free":  # the scale of free values absorbs the gate: it is given, or nothing could be estimated
         held = HeldGate(model, truth[0].expand(count * starts))
         points = points[..., 1:]
-    found = fit(model, data, points, held, max_iterations=max_iterations, tolerance=TOLERANCE)
-    theta = found.theta if held is None else held(found.theta, torch.arange(count) * starts)[0]
+
+    def search(rows: Data, points: Tensor) -> Fit:
+        return fit(model, rows, points, held, max_iterations=max_iterations, tolerance=TOLERANCE)
+
+    tried = search(data.head(pilot), points)
+    found = tried if n <= pilot else search(data, tried.theta.unsqueeze(1))
+    theta = found.theta if held is None else held(found.theta, torch.arange(count))[0]
 
     population = noise_free(setting, head)
     gap = model.value(theta, population.inputs) - population.y  # (R, q, points)
@@ -69,7 +79,7 @@ def measure(
     raw = theta[:, model.gated :].unflatten(-1, (model.length, model.width))[..., 1:]
     share = weights / weights.sum(-1, keepdim=True)
     degenerate = (loss.empty > 0) | (raw.abs().amax((-2, -1)) > FAR) | (share.amin(-1) < LIGHT)
-    at_best = found.start_rss - found.rss.unsqueeze(-1) < 0.01 * head.noise**2
+    at_best = tried.start_rss - tried.rss.unsqueeze(-1) < 0.01 * head.noise**2
     excess = (found.rss - (true.value(truth, data.inputs) - data.y).square().sum((-2, -1))) / head.noise**2
     errors = {
         "f": gap.square().sum(-2).mean(-1).sqrt(),
@@ -88,7 +98,7 @@ def measure(
         "excess_chi2": excess.tolist(),
         "converged": found.converged.tolist(),
         "degenerate": degenerate.tolist(),
-        "starts_converged": found.start_converged.sum(-1).tolist(),
+        "starts_converged": tried.start_converged.sum(-1).tolist(),
         "starts_at_best": at_best.sum(-1).tolist(),
         "iterations": found.iterations.amax(-1).tolist(),
     }
@@ -101,6 +111,7 @@ def rates(
     replicates: int = 32,
     starts: int = 4,
     start_scale: float = 0.3,
+    pilot: int = 5000,
     max_iterations: int = 200,
     block: int = 8,
     seed: int = 0,
@@ -110,13 +121,14 @@ def rates(
     backend: Backend = "processes",
     plot: bool = True,
 ) -> dict[str, Any]:
-    """Measure the estimation rates of each setting and write `rates.json`, and plots, into `output`.
+    """Measure the estimation rates of each setting and write `rates.json`, `report.html` and plots into `output`.
 
     * `settings`: names of `model.SETTINGS`.
     * `n`: sample sizes, or a range such as "100..100000" (1, 2 and 5 of each decade).
     * `over_specified`: how many prompts are fitted beyond the true ones, each value an experiment.
     * `replicates`: data sets for each n.
     * `starts`: starting points of a fit, the truth plus normal noise of standard deviation `start_scale`.
+    * `pilot`: where n is larger, all starts are fitted to the first `pilot` rows, and the best goes on with all n.
     * `max_iterations`: steps of a fit.
     * `block`: replicates in one resumable cell.
     * `seed`: of data and starts. `problem`: the seed that draws the frozen head.
@@ -136,12 +148,12 @@ def rates(
         Model(name, Problem.draw(problem))
     if min(over_specified) < 0 or max(over_specified) > 4:
         raise ForewordError(f"over_specified is {list(over_specified)}: give numbers of surplus prompts from 0 to 4")
-    if min(replicates, starts, block, max_iterations) < 1:
-        raise ForewordError("replicates, starts, block and max_iterations must be 1 or more")
+    if min(replicates, starts, block, pilot, max_iterations) < 1:
+        raise ForewordError("replicates, starts, block, pilot and max_iterations must be 1 or more")
     if plot:
         plots.require()
     groups = [(setting, surplus, size) for setting in settings for surplus in over_specified for size in sizes]
-    common = {"starts": starts, "start_scale": start_scale, "max_iterations": max_iterations}
+    common = {"starts": starts, "start_scale": start_scale, "pilot": pilot, "max_iterations": max_iterations}
     common |= {"seed": seed, "problem": problem}
     cells = []
     for setting, surplus, size in groups:
@@ -162,6 +174,7 @@ def rates(
         for row in _slopes(setting, surplus, {n: found[setting, surplus, n] for n in sizes}, seed)
     ]
     write_json(Path(output) / "rates.json", result)
+    write_page(result, Path(output))
     if plot:
         plots.draw_rates(result, Path(output))
     return result

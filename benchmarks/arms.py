@@ -92,8 +92,8 @@ class Attached(Arm):
         return self.adapter.trainable_parameters
 
 
-def make(model: PreTrainedModel, lengths: list[int]) -> dict[str, Arm]:
-    """Every arm of the comparison, the floor first."""
+def make(model: PreTrainedModel, lengths: list[int], peer_lengths: list[int]) -> dict[str, Arm]:
+    """Every arm of the comparison, the floor first; `peer_lengths` are those of PEFT's prefix and of the concatenation."""
     model.requires_grad_(False)
     carrier, lora = copy.deepcopy(model), copy.deepcopy(model)
     arms: dict[str, Arm] = {FLOOR: Floor(model)}
@@ -101,7 +101,7 @@ def make(model: PreTrainedModel, lengths: list[int]) -> dict[str, Arm]:
         prefix, gated = fw.PrefixTuning(length=length, init="normal"), fw.ZeroInit(length=length)
         arms[f"prefix-tuning l={length}"] = Attached(carrier, prefix, f"prefix{length}")
         arms[f"zero-init l={length}"] = Attached(carrier, gated, f"gate{length}")
-    for length in lengths:
+    for length in peer_lengths:
         arms[f"concatenation l={length}"] = Concatenated(carrier, length)
         config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=length)
         arms[f"PEFT prefix tuning l={length}"] = Arm(peft.get_peft_model(model, config))

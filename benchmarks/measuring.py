@@ -17,7 +17,7 @@ import torch
 
 from foreword.files import write_text
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
 CLOCKS = {
     "wall": time.perf_counter,
     "cpu": time.process_time,
@@ -58,6 +58,14 @@ def ratio(seconds: Sequence[float], floor: Sequence[float]) -> Ratio:
     return Ratio(median, low, high)
 
 
+def keep_memory() -> None:
+    """Let the allocator keep what is freed (Linux, glibc), as a GPU's does: page faults are a sixth of a step without."""
+    c = ctypes.CDLL(None)
+    c.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+    c.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    c.mallopt(M_TOP_PAD, 256 << 20)
+
+
 def peak_memory(run: Callable[[], Any]) -> float:
     """MB that `run()` needs at its highest beyond what the process holds before it (Linux, glibc).
 
@@ -66,6 +74,7 @@ def peak_memory(run: Callable[[], Any]) -> float:
     c = ctypes.CDLL(None)
     c.mallopt(M_MMAP_THRESHOLD, 65536)
     c.mallopt(M_TRIM_THRESHOLD, 0)
+    c.mallopt(M_TOP_PAD, 0)
     gc.collect()
     c.malloc_trim(0)
     before = _status("VmRSS")

@@ -19,12 +19,13 @@ import torch
 from foreword.base import base
 
 from . import arms as comparison
-from .measuring import Report, interleave, peak_memory, ratio
+from .measuring import Report, interleave, keep_memory, peak_memory, ratio
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[10, 30, 128, 512], help="prefix lengths l")
+    parser.add_argument("--peer-lengths", type=int, nargs="+", default=[30, 512], help="those of the peers' prefixes")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512], help="tokens T of each row")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/benchmarks"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_memory()
 
     report = Report({"rows": options.rows, "clock": options.clock, "repetitions": options.repetitions})
     for dtype in options.dtypes:
@@ -100,7 +102,7 @@ def slopes(medians: dict[int, dict[str, float]], lengths: list[int]) -> list[lis
 
 
 def make(dtype: str, options: argparse.Namespace) -> dict[str, comparison.Arm]:
-    arms = comparison.make(base("smollm2", dtype=getattr(torch, dtype))[0], options.lengths)
+    arms = comparison.make(base("smollm2", dtype=getattr(torch, dtype))[0], options.lengths, options.peer_lengths)
     return {name: arm for name, arm in arms.items() if name == comparison.FLOOR or (options.only or "") in name}
 
 

@@ -31,7 +31,7 @@ from foreword.demo import fast_dtype
 from foreword.frozen import FrozenLayers
 from foreword.model.adapter import Adapter
 
-from .measuring import Report, interleave, peak_memory, ratio
+from .measuring import Report, interleave, keep_memory, peak_memory, ratio
 
 Batch = dict[str, Tensor]
 Loss = Callable[[Any, Batch, Tensor], tuple[Tensor, Any]]
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/benchmarks"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_memory()
     dtype = fast_dtype()
     report = Report({"rows": options.rows, "clock": options.clock, "repetitions": options.repetitions})
     model, tokenizer = text_base("smollm2", dtype=dtype)

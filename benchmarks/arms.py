@@ -93,7 +93,7 @@ class Attached(Arm):
 
 
 def make(model: PreTrainedModel, lengths: list[int], peer_lengths: list[int]) -> dict[str, Arm]:
-    """Every arm of the comparison, the floor first; `peer_lengths` are those of PEFT's prefix and of the concatenation."""
+    """Every arm of the comparison, the floor first; PEFT's prefix and the concatenation have `peer_lengths`."""
     model.requires_grad_(False)
     carrier, lora = copy.deepcopy(model), copy.deepcopy(model)
     arms: dict[str, Arm] = {FLOOR: Floor(model)}

@@ -59,7 +59,7 @@ def ratio(seconds: Sequence[float], floor: Sequence[float]) -> Ratio:
 
 
 def keep_memory() -> None:
-    """Let the allocator keep what is freed (Linux, glibc), as a GPU's does: page faults are a sixth of a step without."""
+    """Let the allocator keep what is freed (Linux, glibc), as a GPU's does; page faults were a sixth of a step."""
     c = ctypes.CDLL(None)
     c.mallopt(M_MMAP_THRESHOLD, 32 << 20)
     c.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

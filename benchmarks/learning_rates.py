@@ -68,8 +68,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", default="out/learning_rates", help="folder of the cells, results.json and table.md")
-    parser.add_argument("--methods", nargs="*", default=list(fw.methods()))
-    parser.add_argument("--rates", nargs="*", type=float, help="instead of three around each method's own")
+    parser.add_argument(
+        "--methods", nargs="*", default=list(fw.methods()), metavar="NAME[:RATE,…]", help="rates: three around its own"
+    )
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--tests", type=int, default=25, help="held-out listings")
     parser.add_argument("--workers", type=int, default=1)
@@ -81,8 +82,8 @@ def main() -> None:
             {"method": method, "learning_rate": rate, "steps": options.steps, "tests": options.tests},
             folder=True,
         )
-        for method in options.methods
-        for rate in options.rates or around(fw.methods()[method].learning_rate)
+        for method, rates in map(asked, options.methods)
+        for rate in rates
     ]
     outcomes = run_cells(cells, options.output, workers=options.workers, description="training")
     rows = [{**one.cell.arguments, **one.result} for one in outcomes if one.error is None]
@@ -90,6 +91,12 @@ def main() -> None:
     print(write_text(Path(options.output) / "table.md", table(rows)).read_text())
     if (problems := failures(outcomes)) is not None:
         print(problems)
+
+
+def asked(text: str) -> tuple[str, list[float]]:
+    """ "NAME" or "NAME:RATE,RATE" → the method and its rates."""
+    method, _, rates = text.partition(":")
+    return method, [float(rate) for rate in rates.split(",")] if rates else around(fw.methods()[method].learning_rate)
 
 
 def around(rate: float) -> list[float]:

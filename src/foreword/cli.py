@@ -30,6 +30,7 @@ COMMANDS = {
     "train": "train an adapter on a frozen model",
     "generate": "answer a prompt, or a file of prompts",
     "chat": "talk to a model with an adapter",
+    "eval": "score a model with or without an adapter, and time it",
     "serve": "serve a base and many adapters by OpenAI's HTTP routes",
     "inspect": "show what is in an adapter folder",
     "scaling": "fit the law of parallel streams, or compare what they cost",

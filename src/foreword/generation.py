@@ -73,7 +73,7 @@ def answer(
     batches = [by_length[start : start + sampling.batch_size] for start in range(0, len(texts), sampling.batch_size)]
     answers = [""] * len(texts)
     torch.manual_seed(sampling.seed)
-    for batch in track(batches, description, console=_stderr(), transient=True):
+    for batch in track(batches, description, console=stderr(), transient=True):
         inputs = encode(tokenizer, [texts[index] for index in batch], [prompts[index] for index in batch]).to(
             model.device
         )
@@ -95,7 +95,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], prompts: Se
     )
 
 
-def _stderr() -> Any:
+def stderr() -> Any:
+    """A console for progress bars, quiet where stderr is no terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -63,12 +63,17 @@ def by_chunks(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tupl
 
 def by_columns(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
     """The sum of the loss over all learned tokens, from the model's own logits."""
-    if "logits_to_keep" in inspect.signature(inspect.unwrap(type(_unwrapped(model)).forward)).parameters:
+    if keeps_logits(_unwrapped(model)):
         columns = (targets != IGNORED).any(dim=0).nonzero().squeeze(1)
         inputs, targets = {**inputs, "logits_to_keep": columns}, targets[:, columns]
     outputs = model(**inputs, use_cache=False)
     logits = outputs.logits.flatten(0, 1).float()
     return nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum"), outputs
+
+
+def keeps_logits(model: PreTrainedModel) -> bool:
+    """Whether the model's forward takes `logits_to_keep`, the columns to make logits for."""
+    return "logits_to_keep" in inspect.signature(inspect.unwrap(type(model).forward)).parameters
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):

@@ -152,6 +152,12 @@ def _outcomes(
     return in_processes(compute, cells, parallel, threads or max(1, cpus // parallel), modules)
 
 
+def stored(cells: Sequence[Cell], output: str | Path) -> list[Outcome]:
+    """The outcomes of the cells whose result is in `output`, without computing any."""
+    _check(cells)
+    return [outcome for cell in cells if (outcome := _stored(cell, Path(output) / "cells"))]
+
+
 def failures(outcomes: Sequence[Outcome]) -> str | None:
     """One line that names the failed cells and their errors' last lines, or None where every cell has a result."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]

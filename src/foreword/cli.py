@@ -31,6 +31,7 @@ COMMANDS = {
     "generate": "answer a prompt, or a file of prompts",
     "chat": "talk to a model with an adapter",
     "eval": "score a model with or without an adapter, and time it",
+    "compare": "compare methods at equal budgets, with intervals and a report",
     "serve": "serve a base and many adapters by OpenAI's HTTP routes",
     "inspect": "show what is in an adapter folder",
     "scaling": "fit the law of parallel streams, or compare what they cost",

@@ -13,7 +13,7 @@ from .model.layout import Layout
 from .model.peft_part import PeftPart
 from .model.weights import parameters_of
 from .sources.text import Blank
-from .space import Count, Method, method_class, methods, resolve
+from .space import Count, Method, methods, resolve
 
 LARGEST = 2**20  # no method is sized above it
 
@@ -94,15 +94,15 @@ def num_own(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for parameter in parameters_of(model).values())
 
 
-def fit_budget(name: str, model: PreTrainedModel, budget: int) -> Method:
-    """The method `name` at the largest size whose trainable parameters are at most `budget`.
+def fit_budget(chosen: Method | str, model: PreTrainedModel, budget: int) -> Method:
+    """A method, or a registry name with its defaults, at the largest size of at most `budget` trainable parameters.
 
-    Its size field (`Method.size`: length, bottleneck or r) is chosen, the others keep their defaults.
+    Its size field (`Method.size`: length, bottleneck or r) is chosen, the others stay as they are.
 
     Raises:
         ForewordError: an unknown name, a model that can't take the method, or a budget below its smallest size.
     """
-    method = method_class(name)()
+    method = resolve(chosen)
     host = host_of(model)
     try:
         layout = host.layout
@@ -112,7 +112,9 @@ def fit_budget(name: str, model: PreTrainedModel, budget: int) -> Method:
 
         smallest = method.count(layout).trainable if method.size is None else cost(1)
         if smallest > budget:
-            raise ForewordError(f"{name} trains at least {smallest:,} parameters on this model, more than {budget:,}")
+            raise ForewordError(
+                f"{method.name} trains at least {smallest:,} parameters on this model, more than {budget:,}"
+            )
         if method.size is None:
             return method
         fits, exceeds = 1, 2

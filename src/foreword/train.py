@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 SUMMARY = "training.json"
 
 
+class Diverged(ForewordError):
+    """The loss stopped being a number."""
+
+
 @dataclass
 class Training:
     """How to train. The names and meanings are those of transformers' TrainingArguments.
@@ -280,7 +284,7 @@ class _StopOnNaN(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         loss = (logs or {}).get("loss")
         if loss is not None and not math.isfinite(loss):
-            raise ForewordError(
+            raise Diverged(
                 f"the loss is {loss} at step {state.global_step}; lower learning_rate ({args.learning_rate:g})"
             )
 

@@ -1,4 +1,4 @@
-"""Write the pages that follow from the registry: docs/methods/*.md, docs/design-space.md and their pictures.
+"""Write the pages that follow from the registry: docs/methods/*.md, docs/design-space.md, their pictures, and a table.
 
     python docs/make.py            # `make docs`
 
@@ -18,6 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foreword as fw
+from foreword.convert.registry import table
 from foreword.errors import ForewordError
 from foreword.files import write_text
 from foreword.model.host import host_of
@@ -239,6 +240,14 @@ def design_space() -> str:
     )
 
 
+def interop() -> str:
+    """The page of other libraries, with its table as the registry of formats has it."""
+    before, opening, rest = (DOCS / "interop.md").read_text(encoding="utf-8").partition("<!-- table")
+    comment, arrow, rest = rest.partition("-->")
+    _, closing, after = rest.partition("<!-- end of table -->")
+    return f"{before}{opening}{comment}{arrow}\n\n{table()}\n\n{closing}{after}"
+
+
 def write(folder: Path = DOCS) -> list[Path]:
     """Write every generated page below `folder` and return their paths."""
     torch.manual_seed(0)
@@ -251,6 +260,7 @@ def write(folder: Path = DOCS) -> list[Path]:
         index[-1] += f"\n| [{name}]({name}.md) | {sections(method)[0]} |"
     written.append(write_text(folder / "methods" / "index.md", "\n\n".join(index) + "\n"))
     written.append(write_text(folder / "design-space.md", design_space()))
+    written.append(write_text(folder / "interop.md", interop()))
     return written
 
 

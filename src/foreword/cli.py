@@ -34,6 +34,7 @@ COMMANDS = {
     "compare": "compare methods at equal budgets, with intervals and a report",
     "serve": "serve a base and many adapters by OpenAI's HTTP routes",
     "inspect": "show what is in an adapter folder",
+    "convert": "turn an adapter of another library into one of these, or back",
     "scaling": "fit the law of parallel streams, or compare what they cost",
     "methods": "list the methods, with their parameter counts on a model",
     "bench": "measure what a method costs on a model, or show the kernels it takes",
@@ -95,6 +96,7 @@ def run(command: str, words: list[str]) -> int:
     parser.description = str(inspect.getdoc(function)).split("\nArgs:")[0].rstrip()
     skip: set[str | int] = {name for name in ("settings", "method") if name in types}
     parser.add_function_arguments(function, skip=skip, as_positional=True)
+    _spell_keywords(parser)
     if "settings" in types:
         parser.add_class_arguments(types["settings"])
     config, words = _cut(words, "--config")
@@ -117,6 +119,15 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
+
+
+def _spell_keywords(parser: ArgumentParser) -> None:
+    """Give a parameter `from_`, whose name without the underscore is a keyword of Python, the flag `--from`."""
+    for action in parser._actions:
+        if action.dest.endswith("_"):
+            flag = f"--{action.dest.rstrip('_')}"
+            action.option_strings = [flag]
+            parser._option_string_actions[flag] = action
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):

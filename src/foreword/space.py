@@ -137,6 +137,9 @@ class Point(Method):
             lowest two.
         attention: "all", or some of "self", "cross", "encoder" joined by "+".
         dropout: on the keys and values, in training.
+        text_positions: where a model embeds positions and the prefix is in the softmax, whether text positions count
+            on "after" the prefix or are the text's "own", from 0; "usual" is "after" in decoders, with a source that
+            is in context, and "own" elsewhere. The others are for prefixes that were trained so.
     """
 
     name: ClassVar[str] = "point"
@@ -147,6 +150,7 @@ class Point(Method):
     layers: Layers = None
     attention: str = "all"
     dropout: float = 0.0
+    text_positions: Literal["usual", "after", "own"] = "usual"
 
     def point(self) -> Point:
         return self
@@ -160,8 +164,12 @@ class Point(Method):
             site: Prefix(modules[site], self.combine.build(site.num_heads), self.dropout) for site in sites
         }
         in_softmax = all(prefix.joins_softmax for prefix in prefixes.values())  # only there it can stand for tokens
-        moves_text = layout.learned_positions and self.source.in_context and in_softmax
-        return Part(method, shared, prefixes, shift=self.source.length if moves_text else 0)
+        moves_text = layout.learned_positions and self.source.in_context
+        if self.text_positions != "usual":
+            moves_text = self.text_positions == "after"
+        if moves_text and not layout.learned_positions and layout.position_embedding is None:
+            raise ForewordError(f'text_positions="after": {type(layout.model).__name__} does not embed positions')
+        return Part(method, shared, prefixes, shift=self.source.length if moves_text and in_softmax else 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

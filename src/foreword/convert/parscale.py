@@ -29,10 +29,21 @@ from ..model.attach import place
 from ..model.host import host_of
 from ..model.stream_part import StreamPart
 from ..sources.text import Blank
+from .source import Source
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OWN_FIELDS = ("parscale_n", "parscale_n_tokens", "parscale_attn_smooth", "architectures", "auto_map", "model_type")
+
+
+def matches(source: Source) -> bool:
+    return "parscale_n" in source.config("config.json")
+
+
+def write(adapter: Adapter, folder: Path) -> list[str]:
+    """`save_parscale` of the only set, for the registry of formats."""
+    save_parscale(adapter, folder)
+    return []
 
 
 def base_of(folder: str | Path, dtype: torch.dtype | None = None) -> Qwen2ForCausalLM:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout, gelu, linear, silu
 
 from ..attention.merge import Scoring
 from ..attention.readers import Plan
@@ -20,10 +20,12 @@ from ..sources.text import Start
 BERT_STD = 0.02
 Norm = Literal["none", "in", "out"]
 Init = Literal["lora", "bert"]
+Activation = Literal["relu", "gelu", "silu", "tanh"]
+ACTIVATIONS = {"relu": torch.relu, "gelu": gelu, "silu": silu, "tanh": torch.tanh}
 
 
 class Bottleneck(nn.Module):
-    """A(x) = s · (Drop(ReLU(LN?(x) W_d + b_d)) W_u + b_u) (He et al. 2022, §3.3; the form of the released code).
+    """A(x) = s · (Drop(σ(LN?(x) W_d + b_d)) W_u + b_u), σ = ReLU (He et al. 2022, §3.3; the form of the released code).
 
     Args:
         input_size, output_size: widths of x and A(x).
@@ -35,6 +37,7 @@ class Bottleneck(nn.Module):
             N(0, 0.02²)).
         bias: whether b_d and b_u exist; they start at 0.
         dropout: on the bottleneck, in training.
+        activation: σ.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Bottleneck(nn.Module):
         init: Init = "lora",
         bias: bool = False,
         dropout: float = 0.0,
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
         self.down = nn.Parameter(start.normal(bottleneck, input_size, std=BERT_STD))  # W_dᵀ (r, d_in)
@@ -63,11 +67,12 @@ class Bottleneck(nn.Module):
         self.norm_in = nn.LayerNorm(input_size) if norm == "in" else None
         self.norm_out = nn.LayerNorm(output_size) if norm == "out" else None
         self.dropout = dropout
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, d_in) → A(x) (…, d_out), in the dtype of x."""
         x = _normalised(self.norm_in, x)
-        hidden = torch.relu(linear(x, self.down.to(x.dtype), _cast(self.down_bias, x)))  # (…, r)
+        hidden = self.activation(linear(x, self.down.to(x.dtype), _cast(self.down_bias, x)))  # (…, r)
         hidden = dropout(hidden, self.dropout, self.training)
         out = self.scale * linear(hidden, self.up.to(x.dtype), _cast(self.up_bias, x))
         if self.learned_scale is not None:
@@ -100,6 +105,13 @@ class SequentialTerm(Term):
 
     def forward(self, x: Tensor, h: Tensor, reading: Reading) -> Tensor:
         return h + self.adapter(h)
+
+
+class ResidualTerm(SequentialTerm):
+    """h + A(x + h), where x is the residual stream that the sublayer's output h is about to be added to."""
+
+    def forward(self, x: Tensor, h: Tensor, reading: Reading) -> Tensor:
+        return h + self.adapter(x + h)
 
 
 class PostNormTerm(SequentialTerm):

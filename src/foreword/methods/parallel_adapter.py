@@ -10,7 +10,17 @@ from ..model.layout import Block, Layout, Site
 from ..model.part import Part
 from ..sources.text import Start
 from ..space import Count, Layers, Method, register, require_choice, require_positive
-from .bottleneck import Bottleneck, HeadTerm, Init, Norm, ParallelTerm, num_weights, require_scale
+from .bottleneck import (
+    ACTIVATIONS,
+    Activation,
+    Bottleneck,
+    HeadTerm,
+    Init,
+    Norm,
+    ParallelTerm,
+    num_weights,
+    require_scale,
+)
 
 UNIFIED_VIEW = "He et al., Towards a Unified View of Parameter-Efficient Transfer Learning, ICLR 2022"
 
@@ -33,10 +43,13 @@ class ParallelAdapter(Method):
         bottleneck: r.
         site: "ffn" or "attention".
         scale: s, a number or "learned"; 4 for summarisation and translation with r = 512, 2 for GLUE.
+        reads: for the FFN site, "normalised" reads what the FFN reads; "residual" reads the residual stream in front of
+            a pre-norm model's norm, as the `adapters` library does.
         output: for the attention site, "heads" adds before W_o, "projected" after it.
         norm: a trainable layer norm on x ("in"), on the scaled result ("out"), or "none".
         init: "lora" starts with W_u = 0, from the unchanged model; "bert" with N(0, 0.02²).
         bias: with biases, as in the released code; the paper has and counts none.
+        activation: "relu", "gelu", "silu" or "tanh".
         dropout: on the bottleneck, in training.
         layers: None for every layer, n for the top n, or a list of layer numbers.
         attention: for the attention site, "all", or some of "self", "cross", "encoder" joined by "+".
@@ -50,10 +63,12 @@ class ParallelAdapter(Method):
     bottleneck: int = 64
     site: Literal["ffn", "attention"] = "ffn"
     scale: float | Literal["learned"] = 4.0
+    reads: Literal["normalised", "residual"] = "normalised"
     output: Literal["heads", "projected"] = "heads"
     norm: Norm = "none"
     init: Init = "lora"
     bias: bool = False
+    activation: Activation = "relu"
     dropout: float = 0.0
     layers: Layers = None
     attention: str = "all"
@@ -61,7 +76,8 @@ class ParallelAdapter(Method):
     def __post_init__(self) -> None:
         require_positive(self, "bottleneck")
         require_choice(self, site=("ffn", "attention"), output=("heads", "projected"))
-        require_choice(self, norm=("none", "in", "out"), init=("lora", "bert"))
+        require_choice(self, norm=("none", "in", "out"), init=("lora", "bert"), activation=tuple(ACTIVATIONS))
+        require_choice(self, reads=("normalised", "residual"))
         require_scale(self)
 
     def build(self, layout: Layout, start: Start) -> Part:
@@ -77,6 +93,7 @@ class ParallelAdapter(Method):
                 init=self.init,
                 bias=self.bias,
                 dropout=self.dropout,
+                activation=self.activation,
             )
             modules[place] = HeadTerm(adapter) if isinstance(place, Site) else ParallelTerm(adapter)
         return Part(self, None, modules)
@@ -95,8 +112,12 @@ class ParallelAdapter(Method):
             ffns = layout.select_ffns(self.layers)
             if not ffns:
                 raise ForewordError("parallel-adapter: no layer of this model has a feed-forward sublayer")
-            return [(block, block.output_size) for block in ffns]
+            return [(ffn.on_residual if self.reads == "residual" else ffn, ffn.output_size) for ffn in ffns]
         sites = layout.select(self.layers, self.attention)
         if self.output == "heads":
             return [(site, site.num_heads * site.value_dim) for site in sites]
         return [(site.output, site.output.output_size) for site in sites]
+
+    def blocks(self, layout: Layout) -> list[Block]:
+        """The blocks that have an adapter beside them; those at the attention that add before W_o are at sites."""
+        return [place for place, _ in self._places(layout) if isinstance(place, Block)]

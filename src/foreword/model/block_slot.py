@@ -131,19 +131,25 @@ def _on_rows(frame: Frame, rows: Tensor | None, function: Any, *tensors: Tensor)
 
 def block_slot_of(block: Block) -> BlockSlot:
     """The slot of a block, made on first use."""
-    if not isinstance(getattr(block.module, NAME, None), BlockSlot):
-        setattr(block.module, NAME, BlockSlot(block))
-    return getattr(block.module, NAME)
+    name = _name(block)
+    if not isinstance(getattr(block.module, name, None), BlockSlot):
+        setattr(block.module, name, BlockSlot(block))
+    return getattr(block.module, name)
+
+
+def _name(block: Block) -> str:
+    """A block seen on the residual stream has a slot of its own, since other tensors enter it."""
+    return f"{NAME}_residual" if block.kind.endswith("residual") else NAME
 
 
 def evict_term(block: Block, adapter: str) -> None:
     """Remove an adapter from a block, and the slot with its last adapter."""
-    slot = getattr(block.module, NAME, None)
+    slot = getattr(block.module, _name(block), None)
     if slot is not None and adapter in slot.adapters:
         del slot.adapters[adapter]
         if not slot.adapters:
             slot.close()
-            delattr(block.module, NAME)
+            delattr(block.module, _name(block))
 
 
 def bare_copy(module: nn.Module) -> nn.Module:

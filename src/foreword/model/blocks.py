@@ -114,12 +114,15 @@ def ffn_of(events: Events, path: str, in_encoder: bool) -> Block | None:
     held = {id(parameter) for linear in linears for parameter in linear.module.parameters()}
     matrices = [p for part in (enter, module) for p in part.parameters() if p.dim() > 1]
     result = tensors_in(events[layer].output)[0]
-    closing = [e.module for e in events.inside(layer) if _is_norm(e) and e.output is result]
+    norms = [event for event in events.inside(layer) if _is_norm(event)]
+    closing = [event.module for event in norms if event.output is result]
+    opening = [event.module for event in norms if event.output is events[enter].input]
     return replace(
         block,
         linears=linears,
         dense=all(id(parameter) in held for parameter in matrices),
         post_norm=_norm(events, closing[0], in_encoder) if closing else None,
+        pre_norm=opening[0] if opening and not closing else None,
     )
 
 

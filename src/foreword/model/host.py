@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..attention.dispatch import install
 from ..attention.readers import Plan
 from ..errors import ForewordError
-from .frames import alone, watch
+from .frames import alone, current, watch
 from .layout import Layout, by_name
 from .peft_layers import peft_parameters
 from .prompt import prompt_of, watch_labels
@@ -91,6 +91,13 @@ class Host(nn.Module):
         if "prompt" not in self._watched:
             self._watched.add("prompt")
             self._handles += watch_labels(self.model)
+
+    def watch_positions(self) -> None:
+        """From now on move the text behind a prefix, in a model that counts positions by itself."""
+        embedding = self.layout.position_embedding
+        if embedding is not None and "positions" not in self._watched:
+            self._watched.add("positions")
+            self._handles.append(embedding.register_forward_pre_hook(self.before_positions))
 
     def place_shared(self, name: str, part: int, module: nn.Module) -> None:
         if name not in self.shared:
@@ -170,7 +177,7 @@ class Host(nn.Module):
             install(implementation_of(stack))
         arguments["foreword"] = plan
         if self.layout.decoder_only:
-            shifts = {name: sum(part.shift for part in own if part is not None) for name, own in parts.items()}
+            shifts = {name: _shift(own) for name, own in parts.items()}
             position_ids = self._positions(arguments, cache, rows, shifts, batch, length)
             if position_ids is not None:
                 arguments["position_ids"] = position_ids
@@ -187,6 +194,14 @@ class Host(nn.Module):
             self._counts[output["past_key_values"]] = plan.streams.tiling.counts
         output["last_hidden_state"] = plan.streams.join(output["last_hidden_state"])
         return output
+
+    def before_positions(self, module: nn.Module, args: tuple) -> tuple | None:
+        """Forward pre-hook of an encoder's embedding of positions (1 | B, T): add the shift of each row's adapter."""
+        frame = current()
+        if frame is None:
+            return None
+        shifts = {name: _shift(self.adapters[name].parts) for name in frame.plan.rows}
+        return (_moved(args[0], frame.batch, frame.plan.rows, shifts),) if any(shifts.values()) else None
 
     def reorder_cache(self, cache: Any, beam_idx: Tensor) -> Any:
         """What `generate` calls as `model._reorder_cache`: row b of the user's takes the place that beam_idx[b] had."""
@@ -271,13 +286,7 @@ class Host(nn.Module):
         if positions is None:
             past = 0 if cache is None else int(cache.get_seq_length())
             positions = torch.arange(past, past + length, device=self.model.device)[None]
-        positions = positions.expand(batch, -1).clone()
-        for name, own in rows.items():
-            if own is None:
-                positions += shifts[name]
-            else:
-                positions[own] += shifts[name]
-        return positions
+        return _moved(positions, batch, rows, shifts)
 
 
 def host_of(model: PreTrainedModel) -> Host:
@@ -303,6 +312,22 @@ def host_with(model: PreTrainedModel, name: str) -> Host:
         raise ForewordError(f"the model has no adapter {name!r}; it has none")
     host.require(name)
     return host
+
+
+def _shift(parts: list[Part | None]) -> int:
+    """By how many positions the parts of an adapter move the text."""
+    return sum(part.shift for part in parts if part is not None)
+
+
+def _moved(positions: Tensor, batch: int, rows: dict[str, Tensor | None], shifts: dict[str, int]) -> Tensor:
+    """Positions (1 | B, T) plus the shift of what each row reads, (B, T)."""
+    positions = positions.expand(batch, -1).clone()
+    for name, own in rows.items():
+        if own is None:
+            positions += shifts[name]
+        else:
+            positions[own] += shifts[name]
+    return positions
 
 
 def _share(part: Part | None, plan: Plan) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -33,9 +33,9 @@ class Block:
     """A module that maps x to h, or a run of modules: a sublayer, a linear layer or a norm.
 
     Attributes:
-        kind: "ffn" or "encoder-ffn"; "self-output", "cross-output" or "encoder-output" for what an attention gives
-        after its
-            output projection; "linear" and "norm", with "encoder-" in front in the encoder of an encoder-decoder.
+        kind: "ffn" or "encoder-ffn", "residual" or "encoder-residual" for one seen `on_residual`; "self-output",
+            "cross-output" or "encoder-output" for what an attention gives after its output projection; "linear" and
+            "norm", with "encoder-" in front in the encoder of an encoder-decoder.
         layer: number of its layer; None outside of layers.
         name: within its layer or model, where a layer has several of the kind.
         path: dotted name of `module`.
@@ -46,6 +46,7 @@ class Block:
         linears: the linear layers inside, in the order in which they run.
         dense: whether those linear layers hold all of its matrices; experts of a mixture don't.
         post_norm: the norm that the layer applies to the residual sum behind this sublayer, in post-norm models.
+        pre_norm: the norm whose output is x, in pre-norm models.
     """
 
     kind: str
@@ -60,6 +61,14 @@ class Block:
     linears: list[Block] = field(default_factory=list)
     dense: bool = True
     post_norm: Block | None = None
+    pre_norm: nn.Module | None = None
+
+    @property
+    def on_residual(self) -> Block:
+        """This sublayer seen from the residual stream: x is what its norm reads. Itself where no norm stands before."""
+        if self.pre_norm is None:
+            return self
+        return replace(self, kind=self.kind.replace("ffn", "residual"), enter=self.pre_norm)
 
     @property
     def label(self) -> str:
@@ -154,7 +163,7 @@ class Site:
         """Call the module for hidden states (B, T, d) at positions (T,), with its attention skipped."""
         arguments: dict[str, Any] = dict.fromkeys(self.call.arguments) | states
         if self.rotary is not None:
-            arguments["position_embeddings"] = _call_rotary(self.rotary, states["hidden_states"], positions[None])
+            arguments["position_embeddings"] = call_rotary(self.rotary, states["hidden_states"], positions[None])
         if "position_ids" in self.call.arguments:
             arguments["position_ids"] = positions[None]
         projection = Projection()
@@ -186,7 +195,8 @@ class Layout:
         stateful: some layers carry a recurrent or convolutional state beside attention.
         decoder_only: one causal stack.
         rotates: keys are rotated by their position.
-        learned_positions: positions are embedded with the tokens.
+        learned_positions: a decoder's positions are embedded with the tokens.
+        position_embedding: the module that embeds them in an encoder, which counts them by itself; None elsewhere.
     """
 
     model: PreTrainedModel
@@ -201,6 +211,7 @@ class Layout:
     decoder_only: bool
     rotates: bool
     learned_positions: bool
+    position_embedding: nn.Module | None
     kinds: dict[str, list[Site]] = field(init=False)
     traced: dict[Any, dict[str, str]] = field(default_factory=dict)  # see `foreword.model.projections`
 
@@ -276,7 +287,7 @@ def _layers_of(place: Site | Block) -> str:
     return f"{place.kind} layers" if isinstance(place, Block) else f"{place.kind}-attention layers"
 
 
-def _call_rotary(rotary: Call, hidden: Tensor, positions: Tensor) -> Any:
+def call_rotary(rotary: Call, hidden: Tensor, positions: Tensor) -> Any:
     """Repeat a rotary call for hidden states (of which dtype and device count) at positions (1, l)."""
     arguments = {
         name: (hidden if value.is_floating_point() else positions) if isinstance(value, Tensor) else value

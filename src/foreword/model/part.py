@@ -49,6 +49,8 @@ class Part:
             host.place_shared(name, index, self.shared)
         if self.reads_prompt:
             host.watch_prompt()
+        if self.shift:
+            host.watch_positions()
         for place, module in self.modules.items():
             module.to(place.device, dtype)
             if isinstance(place, Site):

@@ -46,6 +46,8 @@ def survey(model: PreTrainedModel) -> Layout:
     encoder = {LAYER.match(site.path).group() for site in sites if site.kind == "encoder"}
     decoder_only = not model.config.is_encoder_decoder and all(getattr(s.module, "is_causal", True) for s in sites)
     rotates = any(site.rotary is not None for site in sites)
+    embeddings = [] if rotates else _other_embeddings(stacks[0], seen)
+    counted = [] if decoder_only or len(stacks) > 1 else [e for e in embeddings if _varies(seen.calls[e])]
     return Layout(
         model=model,
         sites=sites,
@@ -58,7 +60,8 @@ def survey(model: PreTrainedModel) -> Layout:
         stateful=bool(skipped) or any(getattr(stack, "_is_stateful", False) for stack in stacks),
         decoder_only=decoder_only,
         rotates=rotates,
-        learned_positions=decoder_only and not rotates and _embeds_positions(stacks[0], seen),
+        learned_positions=decoder_only and bool(embeddings),
+        position_embedding=counted[0] if counted else None,
     )
 
 
@@ -209,12 +212,16 @@ def _layers_without(model: nn.Module, sites: list[Site]) -> list[str]:
     ]
 
 
-def _embeds_positions(stack: PreTrainedModel, seen: _Seen) -> bool:
-    """Whether an embedding besides the token embedding ran: learned absolute positions."""
-    return any(
-        isinstance(module, nn.Embedding) and module is not stack.get_input_embeddings() and module in seen.calls
-        for module in stack.modules()
-    )
+def _other_embeddings(stack: PreTrainedModel, seen: _Seen) -> list[nn.Module]:
+    """The embeddings besides the token embedding that ran: learned absolute positions, token types."""
+    tokens = stack.get_input_embeddings()
+    return [m for m in stack.modules() if isinstance(m, nn.Embedding) and m is not tokens and m in seen.calls]
+
+
+def _varies(call: Call) -> bool:
+    """Whether the indices of an embedding differ from token to token: positions do, token types don't."""
+    indices = first_tensor(call)
+    return indices is not None and bool((indices != indices.flatten()[0]).any())
 
 
 def _why_unreachable(model: PreTrainedModel) -> str:

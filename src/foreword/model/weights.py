@@ -73,10 +73,10 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return {
         name.removeprefix(prefix).replace(".base_layer", ""): parameter
         for name, parameter in model.named_parameters()
-        if not _is_added(name)
+        if not is_added(name)
     }
 
 
-def _is_added(name: str) -> bool:
+def is_added(name: str) -> bool:
     """Whether a parameter belongs to an adapter: a child module of ours, or what PEFT put beside a base layer."""
     return any(part.startswith(("foreword", "lora_", "ia3_", "vera_")) for part in name.split("."))

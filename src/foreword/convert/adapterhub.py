@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..attention.readers import KeyValue
 from ..errors import ForewordError
 from ..methods.adapter import SequentialAdapter
 from ..methods.bottleneck import ACTIVATIONS
@@ -24,7 +25,7 @@ from ..methods.parallel_adapter import ParallelAdapter
 from ..methods.prompt_tuning import PromptTuning
 from ..methods.unipelt import UniPELT
 from ..model.blocks import LAYER
-from ..model.layout import Block, Layout
+from ..model.layout import Block, Layout, Site
 from ..model.projections import linears_of
 from .prefixes import MlpMap, mapped, prefix, stacked
 from .source import Converted, Source, same_path
@@ -100,7 +101,7 @@ def _prefix(source: Source, layout: Layout, config: Mapping[str, Any]) -> Conver
     sites = {kind: [site for site in layout.kinds.get(kind, []) if site.layer not in left_out] for kind in kinds}
     length = config["prefix_length"]
     if config["flat"]:
-        states = {}
+        states: dict[Site, KeyValue] = {}
         for kind in kinds:
             states |= stacked(_of_pool(source, kind, "control_trans").view(length, -1), sites[kind])
         return prefix(layout, states, text_after=False)
@@ -202,7 +203,7 @@ def _bottleneck_method(
             )
         return ParallelAdapter(reads="residual" if pre_norm else "normalised", **settings)
     if not config["original_ln_before"]:
-        site = "houlsby" if len(roles) > 1 else "ffn" if roles == {"ffn"} else "attention"
+        site: Any = "houlsby" if len(roles) > 1 else "ffn" if roles == {"ffn"} else "attention"
         kinds = [kind for kind in layout.kinds if ("cross" if kind == "cross" else "attention") in roles]
         return SequentialAdapter(site=site, attention="+".join(kinds) or "all", **settings)
     if roles != {"ffn"}:

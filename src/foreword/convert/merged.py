@@ -29,8 +29,9 @@ def write(adapter: Adapter, folder: Path) -> list[str]:
     try:
         with ExitStack() as merged:
             for part in adapter.parts:
-                for layer in getattr(part, "layers", {}).values():
-                    merged.enter_context(_merged(layer, part.key))
+                if isinstance(part, PeftPart):
+                    for layer in part.layers.values():
+                        merged.enter_context(_merged(layer, part.key))
             weights = {
                 _plain(name): tensor.clone() for name, tensor in model.state_dict().items() if not is_added(name)
             }

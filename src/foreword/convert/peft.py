@@ -94,10 +94,11 @@ def _adaption_prompt(source: Source, layout: Layout, config: dict[str, Any]) -> 
     for name in source.tensors:
         if match := re.fullmatch(r"(?:base_model\.model\.)?(.*)\.adaption_prompt", name):
             names[match.group(1)] = name
-    found = {site: next((n for path, n in names.items() if same_path(path, site.path)), None) for site in sites}
-    missing = [site.path for site, name in found.items() if name is None]
-    if missing or len(names) != len(sites):
-        raise ForewordError(f"{source.weights} has prompts for {len(names)} layers, and none for {missing[:1]}")
+    found = {site: name for site in sites for path, name in names.items() if same_path(path, site.path)}
+    if not len(found) == len(names) == len(sites):
+        raise ForewordError(
+            f"{source.weights} has prompts of {len(names)} layers, {len(found)} of them in the top {len(sites)}"
+        )
     prompts = [source.tensor(name, 1, None, site.hidden_size)[0] for site, name in found.items()]
     gates = [source.tensor(name.replace("adaption_prompt", "adaption_gate"), 1) for name in found.values()]
     return gated(layout, sites, prompts, gates, tanh=False)
@@ -124,9 +125,8 @@ def write(adapter: Adapter, folder: Path) -> list[str]:
         config, tensors, notes = _as_adaption_prompt(adapter, part)
     else:
         config, tensors, notes = _as_prefix(adapter, part)
-    shared = {"task_type": "CAUSAL_LM", "base_model_name_or_path": adapter.model.config.name_or_path}
-    folder.mkdir(parents=True, exist_ok=True)
-    config = replace(config, **shared, inference_mode=True)
+    base = adapter.model.config.name_or_path
+    config = replace(config, task_type="CAUSAL_LM", base_model_name_or_path=base, inference_mode=True)
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary, {"format": "pt"})
     write_json(folder / CONFIG, _plain(config.to_dict()))
@@ -142,25 +142,29 @@ def _of_peft(part: PeftPart) -> Written:
         for block, module in part.modules.items()
         for name, tensor in module.state_dict().items()
     }
+    assert part.config is not None
     return part.config, tensors, []
 
 
 def _prompt(part: Part) -> Written:
-    rows = part.shared.rows
+    shared: Any = part.shared
+    rows = shared.rows
     config = peft.PromptTuningConfig(num_virtual_tokens=len(rows), token_dim=rows.shape[1])
     return config, {"prompt_embeddings": rows}, []
 
 
 def _as_adaption_prompt(adapter: Adapter, part: Part) -> Written:
     model, sites = adapter.model, list(part.modules)
+    method: Any = part.method
     top = adapter.host.layout.kinds["self"][-len(sites) :]
     if model.config.model_type not in ("llama", "mistral") or {site.kind for site in sites} != {"self"} or sites != top:
         raise ForewordError(
             "PEFT's ADAPTION_PROMPT is the top n layers of a llama's or mistral's self-attention, not "
-            f"layers={part.method.layers} of a {model.config.model_type}"
+            f"layers={method.layers} of a {model.config.model_type}"
         )
     tensors = {}
-    for site, module in part.modules.items():
+    placed: dict[Any, Any] = part.modules  # type: ignore[assignment]
+    for site, module in placed.items():
         gate = torch.tanh(module.combine.gate)
         if (gate - gate[0]).abs().max() > 1e-6:
             raise ForewordError(
@@ -169,15 +173,14 @@ def _as_adaption_prompt(adapter: Adapter, part: Part) -> Written:
             )
         tensors[f"base_model.model.{site.path}.adaption_prompt"] = module.source.prompt[None]
         tensors[f"base_model.model.{site.path}.adaption_gate"] = gate[:1]
-    config = peft.AdaptionPromptConfig(
-        adapter_len=part.method.length, adapter_layers=len(sites), target_modules="self_attn"
-    )
+    config = peft.AdaptionPromptConfig(adapter_len=method.length, adapter_layers=len(sites), target_modules="self_attn")
     return config, tensors, []
 
 
 def _as_prefix(adapter: Adapter, part: Part) -> Written:
-    layout, sites = adapter.host.layout, list(part.modules)
-    modules = [part.modules[site] for site in sites]
+    layout = adapter.host.layout
+    sites: list[Any] = list(part.modules)
+    modules: list[Any] = list(part.modules.values())
     in_softmax = all(type(module) is Prefix and module.joins_softmax for module in modules)
     if not in_softmax or not layout.decoder_only or sites != layout.kinds["self"]:
         raise ForewordError(
@@ -191,8 +194,8 @@ def _as_prefix(adapter: Adapter, part: Part) -> Written:
         raise ForewordError("PEFT's prefix would move in some layers of this model and not in others")
     shared = None if part.shared is None else part.shared()
     states = {}
-    for site in sites:
-        key, value = part.modules[site].source(site, shared)
+    for site, module in zip(sites, modules, strict=True):
+        key, value = module.source(site, shared)
         states[site] = (rotate(site, key, key.shape[1]), value)
     embeddings = flat(states)
     heads = {(site.num_key_value_heads, site.key_dim, site.value_dim) for site in sites}

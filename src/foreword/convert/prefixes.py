@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -119,5 +120,5 @@ def prefix_method(
     moves = text_after and not layout.rotates and (usual or layout.position_embedding is not None)
     if moves == usual:
         return PrefixTuning(length=length, layers=layers, attention=attention, frozen_tokens=frozen_tokens)
-    where = "after" if moves else "own"
+    where: Literal["after", "own"] = "after" if moves else "own"
     return Point(Direct(length, "text", frozen_tokens), Joint(), layers, attention, text_positions=where)

@@ -42,6 +42,7 @@ def rotate(site: Site, key: Tensor, by: int) -> Tensor:
 
 def _turns(site: Site, by: int) -> Iterator[Turn]:
     """The rotations by `by` positions that the model's cosines and sines may mean."""
+    assert site.rotary is not None
     embeddings = call_rotary(site.rotary, torch.zeros(1, 1, site.hidden_size), torch.tensor([[by]], device=site.device))
     if not isinstance(embeddings, tuple) or len(embeddings) != 2 or any(e.is_complex() for e in embeddings):
         return

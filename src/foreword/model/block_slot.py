@@ -56,37 +56,41 @@ class Term(nn.Module):
 
 
 class BlockSlot(nn.Module):
-    """Child of a block's module: adapter name → part → `Term`."""
+    """Child of a block's module: adapter name → part → `Term`.
 
-    def __init__(self, block: Block) -> None:
+    Terms at one module may see the block from several places: x is what enters the `enter` of the term's own block.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.block = block  # a dataclass, so that the module is not registered as a child of its own child
         self.adapters = nn.ModuleDict()
-        self._handles = [
-            block.enter.register_forward_pre_hook(self.before, with_kwargs=True),
-            block.module.register_forward_hook(self.after),
-        ]
+        self._blocks: dict[tuple[str, str], Block] = {}  # adapter and part → the block as its term sees it
+        self._entries: dict[nn.Module, Any] = {}  # `enter` of those blocks → handle of the hook there
+        self._handle = module.register_forward_hook(self.after)
 
-    def place(self, adapter: str, part: int, term: Term) -> None:
+    def place(self, adapter: str, part: int, term: Term, block: Block) -> None:
         if adapter not in self.adapters:
             self.adapters[adapter] = nn.ModuleDict()
         self.adapters[adapter][str(part)] = term
+        self._blocks[adapter, str(part)] = block
+        if block.enter not in self._entries:
+            self._entries[block.enter] = block.enter.register_forward_pre_hook(self.before, with_kwargs=True)
 
     def close(self) -> None:
-        for handle in self._handles:
+        for handle in (self._handle, *self._entries.values()):
             handle.remove()
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """Forward pre-hook: keep x, and replace it where a term does."""
         frame = current()
-        terms = [] if frame is None else self._terms(frame.plan)
+        terms = [] if frame is None else [one for one in self._terms(frame.plan) if one[2] is module]
         if not terms:
             return None
         key = next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None) if not args else None
         x = args[0] if key is None else kwargs[key]
-        frame.inputs[self] = x
+        frame.inputs[self, module] = x
         entered = x
-        for rows, term in terms:
+        for rows, term, _ in terms:
             entered = _on_rows(frame, rows, partial(term.enter, reading=Reading(frame.plan, rows)), entered)
         if entered is x:
             return None
@@ -95,22 +99,26 @@ class BlockSlot(nn.Module):
     def after(self, module: nn.Module, args: tuple, output: Any) -> Any:
         """Forward hook: h through every term that the plan reads here."""
         frame = current()
-        if frame is None or self not in frame.inputs:
+        terms = [] if frame is None else [one for one in self._terms(frame.plan) if (self, one[2]) in frame.inputs]
+        if not terms:
             return None
-        x = frame.inputs.pop(self)
         h = tensors_in(output)[0]
-        for rows, term in self._terms(frame.plan):
+        for rows, term, enter in terms:
+            x = frame.inputs[self, enter]
             h = _on_rows(frame, rows, partial(term, reading=Reading(frame.plan, rows)), x, h)
+        for enter in {enter for _, _, enter in terms}:
+            del frame.inputs[self, enter]
         return h if isinstance(output, Tensor) else (h, *output[1:])
 
-    def _terms(self, plan: Plan) -> list[tuple[Tensor | None, Term]]:
+    def _terms(self, plan: Plan) -> list[tuple[Tensor | None, Term, nn.Module]]:
+        """The rows, the term, and where its x enters, in the order in which terms change h."""
         terms = [
-            (rows, term)
+            (rows, term, self._blocks[name, part].enter)
             for name, rows in plan.rows.items()
             if name in self.adapters
-            for term in self.adapters[name].values()
+            for part, term in self.adapters[name].items()
         ]
-        return sorted(terms, key=lambda pair: pair[1].order)
+        return sorted(terms, key=lambda one: one[1].order)
 
 
 def _on_rows(frame: Frame, rows: Tensor | None, function: Any, *tensors: Tensor) -> Tensor:
@@ -131,25 +139,19 @@ def _on_rows(frame: Frame, rows: Tensor | None, function: Any, *tensors: Tensor)
 
 def block_slot_of(block: Block) -> BlockSlot:
     """The slot of a block, made on first use."""
-    name = _name(block)
-    if not isinstance(getattr(block.module, name, None), BlockSlot):
-        setattr(block.module, name, BlockSlot(block))
-    return getattr(block.module, name)
-
-
-def _name(block: Block) -> str:
-    """A block seen on the residual stream has a slot of its own, since other tensors enter it."""
-    return f"{NAME}_residual" if block.kind.endswith("residual") else NAME
+    if not isinstance(getattr(block.module, NAME, None), BlockSlot):
+        setattr(block.module, NAME, BlockSlot(block.module))
+    return getattr(block.module, NAME)
 
 
 def evict_term(block: Block, adapter: str) -> None:
     """Remove an adapter from a block, and the slot with its last adapter."""
-    slot = getattr(block.module, _name(block), None)
+    slot = getattr(block.module, NAME, None)
     if slot is not None and adapter in slot.adapters:
         del slot.adapters[adapter]
         if not slot.adapters:
             slot.close()
-            delattr(block.module, _name(block))
+            delattr(block.module, NAME)
 
 
 def bare_copy(module: nn.Module) -> nn.Module:

@@ -56,7 +56,7 @@ class Part:
             if isinstance(place, Site):
                 slot_of(place).place(name, index, module)
             else:
-                block_slot_of(place).place(name, index, module)
+                block_slot_of(place).place(name, index, module, place)
                 host.watch_layers()
 
     def remove(self, host: Host, name: str) -> None:

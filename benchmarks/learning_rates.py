@@ -17,7 +17,7 @@ from foreword.base import text_base
 from foreword.cells import Cell, failures, run_cells
 from foreword.data.builtin import restaurants, score
 from foreword.demo import fast_dtype
-from foreword.files import write_json, write_text
+from foreword.files import read_json, write_json, write_text
 from foreword.generation import Sampling, answer
 from foreword.space import from_dict
 from foreword.train import Training, train
@@ -53,14 +53,14 @@ def run(method: str, learning_rate: float, steps: int, tests: int, folder: Path)
 def table(rows: list[dict[str, Any]]) -> str:
     """A Markdown table: a row for each method, its held-out loss at each rate, the lowest in bold."""
     rates = sorted({row["learning_rate"] for row in rows})
-    head = ["method", "trained", *(f"{rate:g}" for rate in rates), "facts right"]
+    head = ["method", "trained", "steps", *(f"{rate:g}" for rate in rates), "facts right"]
     lines = [" | ".join(["", *head, ""]).strip(), "|---|" + "--:|" * (len(head) - 1)]
     for method in dict.fromkeys(row["method"] for row in rows):
         losses = {row["learning_rate"]: row for row in rows if row["method"] == method}
         best = min(losses.values(), key=lambda row: row["eval_loss"])
         cells = [f"{losses[rate]['eval_loss']:.3f}" if rate in losses else "" for rate in rates]
         cells[rates.index(best["learning_rate"])] = f"**{best['eval_loss']:.3f}**"
-        cells = [method, f"{best['trainable']:,}", *cells, f"{best['slot_accuracy']:.0%}"]
+        cells = [method, f"{best['trainable']:,}", str(best["steps"]), *cells, f"{best['slot_accuracy']:.0%}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -86,8 +86,11 @@ def main() -> None:
         for rate in rates
     ]
     outcomes = run_cells(cells, options.output, workers=options.workers, description="training")
-    rows = [{**one.cell.arguments, **one.result} for one in outcomes if one.error is None]
-    write_json(Path(options.output) / "results.json", rows)
+    results = Path(options.output) / "results.json"
+    known = read_json(results) if results.exists() else []  # of earlier calls, for other methods and rates
+    new = [{**one.cell.arguments, **one.result} for one in outcomes if one.error is None]
+    rows = list({(row["method"], row["learning_rate"]): row for row in known + new}.values())
+    write_json(results, rows)
     print(write_text(Path(options.output) / "table.md", table(rows)).read_text())
     if (problems := failures(outcomes)) is not None:
         print(problems)

@@ -38,7 +38,7 @@ class PrefixTuning(Method):
     """
 
     name: ClassVar[str] = "prefix-tuning"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 3e-2
     citation: ClassVar[str] = (
         "Li & Liang, Prefix-Tuning: Optimizing Continuous Prompts for Generation, ACL 2021; "
         "He et al., Towards a Unified View of Parameter-Efficient Transfer Learning, ICLR 2022"

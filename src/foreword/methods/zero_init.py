@@ -38,7 +38,7 @@ class ZeroInit(Method):
     """
 
     name: ClassVar[str] = "zero-init"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 3e-2
     citation: ClassVar[str] = _LLAMA_ADAPTER
     size: ClassVar[str | None] = "length"
 

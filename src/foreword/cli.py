@@ -35,6 +35,7 @@ COMMANDS = {
     "serve": "serve a base and many adapters by OpenAI's HTTP routes",
     "inspect": "show what is in an adapter folder",
     "convert": "turn an adapter of another library into one of these, or back",
+    "push": "upload an adapter to the Hugging Face Hub, with a model card",
     "scaling": "fit the law of parallel streams, or compare what they cost",
     "methods": "list the methods, with their parameter counts on a model",
     "bench": "measure what a method costs on a model, or show the kernels it takes",

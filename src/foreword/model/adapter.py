@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
@@ -91,6 +92,13 @@ class Adapter:
         from ..checkpoint import save
 
         return save(self, path)
+
+    def push_to_hub(self, repo: str, *, private: bool = False, token: str | None = None) -> str:
+        """Upload the adapter to the Hub with a model card. See `foreword.hub.push`, which uploads a saved folder."""
+        from ..hub import push
+
+        with TemporaryDirectory() as folder:
+            return push(self.save(folder), repo, private=private, token=token)
 
     def install(self) -> None:
         """Hand the modules to the model that owns the places."""

@@ -151,7 +151,10 @@ def evaluate(result, examples) -> float:
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
-    with pytest.raises(fw.ForewordError, match=r"step \d+; lower learning_rate"):
+    named = (
+        r"the loss is (nan|inf) at step \d+, in batch 1 of the step, whose first row begins '.+'; lower learning_rate"
+    )
+    with pytest.raises(fw.ForewordError, match=named):
         train(
             tiny.model(),
             tiny.tokenizer(),
@@ -159,6 +162,27 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
             data(),
             settings(tmp_path, learning_rate=1e38, max_grad_norm=0.0, warmup_steps=0, lr_scheduler_type="constant"),
         )
+
+
+def test_the_batch_that_is_no_number_is_named(tmp_path, monkeypatch):
+    """Found when the step is logged, two batches and a step later."""
+    import foreword.train as module
+
+    def loss_of(model, inputs, num_items):
+        loss, outputs = completion_loss(model, inputs, num_items)
+        poisoned = (inputs["input_ids"] == tiny.tokenizer()("Z")["input_ids"][0]).any()
+        return loss * (torch.nan if poisoned else 1), outputs
+
+    completion_loss = module.completion_loss
+    monkeypatch.setattr(module, "completion_loss", loss_of)
+    rows = Dataset.from_list([{"prompt": f"{'Z' if i == 13 else 'ok'} {i}:", "completion": " x"} for i in range(24)])
+    changes = {"gradient_accumulation_steps": 2, "logging_steps": 3, "max_steps": 3, "per_device_train_batch_size": 1}
+    chosen = settings(tmp_path, trainer={"shuffle_dataset": False, "train_sampling_strategy": "sequential"}, **changes)
+    chosen.max_steps = 9
+    with pytest.raises(
+        fw.ForewordError, match=r"nan at step 7, in batch 2 of the step, whose first row begins 'Z 13: x"
+    ):
+        train(tiny.model(), tiny.tokenizer(), METHOD, rows, chosen)
 
 
 def test_seeds_decide_the_result(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from .errors import ForewordError
@@ -27,7 +28,7 @@ from .model.attach import detach, place, set_active
 from .model.host import host_of
 from .model.layout import Layout
 from .sources.text import Blank
-from .space import from_dict
+from .space import Point, from_dict
 
 if TYPE_CHECKING:
     from .model.adapter import Adapter
@@ -39,12 +40,18 @@ FORMAT = 1
 def save(adapter: Adapter, path: str | Path) -> Path:
     """Write `adapter` to the folder `path`, over what it held. Returns the folder.
 
+    Where its parameters are sharded (FSDP2), every process of the group has to call this: they are gathered, and the
+    first process writes.
+
     Raises `ForewordError` where the folder can't be written; what it held is then unchanged.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ForewordError(f"can't save an adapter to {folder}: it is a file, not a folder")
-    data = to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()})
+    whole = {name: _gathered(tensor.detach()) for name, tensor in adapter.state_dict().items()}
+    if is_sharded(adapter) and torch.distributed.get_rank() != 0:
+        return folder
+    data = to_bytes({name: tensor.cpu().contiguous() for name, tensor in whole.items()})
     weights = f"adapter-{hashlib.sha256(data).hexdigest()[:12]}.safetensors"
     config = {
         "format": FORMAT,
@@ -69,6 +76,15 @@ def save(adapter: Adapter, path: str | Path) -> Path:
     return folder
 
 
+def is_sharded(adapter: Adapter) -> bool:
+    """Whether each process holds a part of the adapter's parameters."""
+    return any(isinstance(tensor, DTensor) for tensor in adapter.state_dict().values())
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def load(model: PreTrainedModel, path: str | Path, name: str = "default") -> Adapter:
     """Attach the adapter in the folder `path`, or of that Hub id, to `model` under `name`, and make it active.
 
@@ -80,6 +96,7 @@ def load(model: PreTrainedModel, path: str | Path, name: str = "default") -> Ada
     host = host_of(model)
     try:
         check_base(config["base"], describe_base(model, host.layout), folder)
+        check_sizes(config, host.layout, sum(tensor.numel() for tensor in tensors.values()), folder)
         active = host.active
         adapter = place(host, config["methods"], name, Blank(model, host.layout))
     except Exception:
@@ -187,6 +204,36 @@ def check_base(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Pat
             )
 
 
+def check_sizes(config: Mapping[str, Any], layout: Layout, numbers: int, folder: Path) -> None:
+    """Raise `ForewordError` where methods would need far more numbers than the file holds, before they are made.
+
+    A field of a damaged or hostile file may be any number. Every unit of a size is at least one number of the file, but
+    for those of a reparameterisation that was folded away.
+    """
+    allowed = numbers * (10_000 if config["folded"] else 1)
+    for method in config["methods"]:
+        for name, size in _sizes(method):
+            if size > allowed:
+                raise ForewordError(
+                    f"{folder}: {name}={size} of {method.name} does not fit a file of {numbers} numbers"
+                )
+        needed = 0 if isinstance(method, Point) else method.count(layout).trainable
+        if needed > 16 * allowed:  # less is named better when names and shapes are compared
+            raise ForewordError(f"{folder}: {method.name} has {needed} numbers, its file {numbers}")
+
+
+def _sizes(config: Any) -> Iterator[tuple[str, int]]:
+    """The fields of a method, and of its source and combine, that are sizes."""
+    for name in ("length", "hidden", "bottleneck", "r", "streams"):
+        value = getattr(config, name, None)
+        sizes = value if isinstance(value, (tuple, list)) else [value]
+        unused = name == "hidden" and not getattr(config, "reparam", True)
+        yield from ((name, size) for size in sizes if isinstance(size, int) and not unused)
+    for axis in ("source", "combine"):
+        if hasattr(config, axis):
+            yield from _sizes(getattr(config, axis))
+
+
 def resolve_folder(path: str | Path) -> Path:
     """A local adapter folder, or the downloaded snapshot of a Hub id."""
     folder = Path(path)
@@ -222,4 +269,7 @@ def fill(adapter: Adapter, tensors: dict[str, Tensor], folder: Path) -> None:
         if not tensors[name].is_floating_point() or not torch.isfinite(tensors[name]).all():
             raise ForewordError(f"{folder}: {name} holds {tensors[name].dtype} values that are not finite numbers")
     for name, target in targets.items():
-        target.copy_(tensors[name])
+        saved = tensors[name]
+        if isinstance(target, DTensor):
+            saved = distribute_tensor(saved.to(target.device), target.device_mesh, target.placements)
+        target.copy_(saved)

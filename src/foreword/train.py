@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 import time
@@ -26,7 +25,7 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
-from .checkpoint import restore
+from .checkpoint import is_sharded, restore
 from .errors import ForewordError
 from .files import write_json
 from .frozen import FrozenLayers
@@ -185,7 +184,7 @@ def train(
     adapter = attach(model, method, name, init_ids=_init_ids(data, tokenizer), seed=settings.seed)
     frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
     rate = settings.learning_rate if settings.learning_rate is not None else adapter.methods[0].learning_rate
-    callbacks: list[TrainerCallback] = [_StopOnNaN(), _Progress()]
+    callbacks: list[TrainerCallback] = [_Progress()]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience))
     arguments = settings.sft_config(rate, has_eval=eval_data is not None)
@@ -206,8 +205,9 @@ def train(
     seconds = time.perf_counter() - started
     model.eval()
     history = trainer.state.log_history
-    if trainer.is_world_process_zero():
+    if trainer.is_world_process_zero() or is_sharded(adapter):
         adapter.save(settings.output_dir)
+    if trainer.is_world_process_zero():
         summary = {
             "methods": [one.to_dict() for one in adapter.methods],
             "messages": isinstance(data[0].get("prompt"), list),
@@ -224,18 +224,37 @@ def train(
 
 
 class AdapterTrainer(SFTTrainer):
-    """SFTTrainer whose checkpoints hold the adapter instead of the model."""
+    """SFTTrainer whose checkpoints hold the adapter instead of the model. It stops at a loss that is no number."""
 
     def __init__(self, *args: Any, adapter: Adapter, **kwargs: Any) -> None:
         self.adapter = adapter
+        self._recent: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # since the last log: step, loss, token ids
         super().__init__(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss, outputs = completion_loss(model, inputs, num_items_in_batch)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # N counts the tokens of all, and gradients are averaged
+        if model.training:
+            self._recent.append((self.state.global_step + 1, loss.detach(), inputs["input_ids"]))
         return (loss, outputs) if return_outputs else loss
 
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, and look at the losses since the last time: on the way there nothing waits for the device."""
+        recent, self._recent = (self._recent, []) if "loss" in logs else ([], self._recent)
+        for index, (step, loss, ids) in enumerate(recent):
+            if not torch.isfinite(loss):
+                batch = sum(earlier == step for earlier, _, _ in recent[: index + 1])
+                tokenizer: Any = self.processing_class
+                raise ForewordError(
+                    f"the loss is {loss.item()} at step {step}, in batch {batch} of the step, whose first row begins "
+                    f"{tokenizer.decode(ids[0, :16])!r}; lower learning_rate ({self.args.learning_rate:g})"
+                )
+        super().log(logs, *args, **kwargs)
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        self.adapter.save(str(output_dir or self.args.output_dir))
+        if self.args.should_save or is_sharded(self.adapter):
+            self.adapter.save(str(output_dir or self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         restore(self.adapter, resume_from_checkpoint)
@@ -278,15 +297,6 @@ def _quiet_datasets() -> Iterator[None]:
     finally:
         if shown:
             datasets.enable_progress_bars()
-
-
-class _StopOnNaN(TrainerCallback):
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        loss = (logs or {}).get("loss")
-        if loss is not None and not math.isfinite(loss):
-            raise Diverged(
-                f"the loss is {loss} at step {state.global_step}; lower learning_rate ({args.learning_rate:g})"
-            )
 
 
 def checkpoints_of(output_dir: str | Path) -> Path:

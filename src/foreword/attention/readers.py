@@ -27,24 +27,26 @@ logger = logging.getLogger("foreword")
 KeyValue = tuple[Tensor, Tensor]  # keys (…, G, l, D_k) and values (…, G, l, D_v)
 
 
-@dataclass
 class Recorder:
-    """Run the base model and keep what each attention module computed, in cache space (after RoPE and QK-norm)."""
+    """Run the base model and keep what each attention module computed, in cache space (after RoPE and QK-norm).
 
-    calls: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # (B, H | G, T, D) each
+    No dataclass: FSDP2 copies those on their way through a call, and what a copy keeps is lost.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}  # (B, H | G, T, D) each
 
     def read(self, original, module, query, key, value, mask, **kwargs):
         self.calls[module] = (query, key, value)
         return original(module, query, key, value, mask, **kwargs)
 
 
-@dataclass
 class Projection:
     """Stop at the projections: keep query (B, H, l, D), key and value (B, G, l, D); answer the attention with zeros."""
 
-    query: Tensor | None = None
-    key: Tensor | None = None
-    value: Tensor | None = None
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
     def read(self, original, module, query, key, value, mask, **kwargs):
         self.query, self.key, self.value = query, key, value

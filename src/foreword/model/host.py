@@ -295,8 +295,23 @@ def host_of(model: PreTrainedModel) -> Host:
         raise ForewordError(f"{type(model).__name__} is not a transformers model")
     host = host_on(model)
     if host is None:
+        _require_whole(model)
         model.foreword = host = Host(model)
     return host
+
+
+def _require_whole(model: PreTrainedModel) -> None:
+    """Raise `ForewordError` where this process holds parts of the weights only, and heads can't be told from them."""
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise ForewordError(
+            "DeepSpeed ZeRO-3 has partitioned this model's weights; attach first and use FSDP2, or ZeRO-1 or -2, which "
+            "leave them whole"
+        )
+    if (getattr(model, "_tp_size", None) or 1) > 1:
+        raise ForewordError(
+            "a tensor-parallel plan has split this model, so that each process has some of its heads; load it without "
+            "tp_plan, with device_map, or use FSDP2"
+        )
 
 
 def host_on(model: PreTrainedModel) -> Host | None:

@@ -34,7 +34,7 @@ def survey(model: PreTrainedModel) -> Layout:
     """
     install(implementation_of(model))
     with _watch(model) as seen:
-        recorder = Witness(seen=seen)
+        recorder = Witness(seen)
         probe(model, foreword=recorder)
     if not recorder.calls:
         raise ForewordError(_why_unreachable(model))
@@ -137,12 +137,13 @@ def _watch(model: nn.Module) -> Iterator[_Seen]:
             handle.remove()
 
 
-@dataclass
 class Witness(Recorder):
     """A recorder that also notes when each attention function ran: how many modules had finished before."""
 
-    seen: _Seen = field(default_factory=_Seen)
-    moments: dict[nn.Module, int] = field(default_factory=dict)
+    def __init__(self, seen: _Seen) -> None:
+        super().__init__()
+        self.seen = seen
+        self.moments: dict[nn.Module, int] = {}
 
     def read(self, original, module, query, key, value, mask, **kwargs):
         self.moments[module] = len(self.seen.events)

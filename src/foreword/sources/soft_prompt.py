@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from ..attention.merge import full_precision
@@ -77,6 +78,11 @@ class PromptForward(nn.Module):
 
     def forward(self) -> dict[str, KeyValue]:
         stack, sites = self._frozen
+        if torch.is_grad_enabled() and isinstance(sites[0].layer_module, FSDPModule):
+            raise ForewordError(
+                "prompt-tuning can't train under FSDP2, which frees a layer's weights between its runs of the prompt "
+                "and of the text; use DDP, or prefix-tuning"
+            )
         recorder = Recorder()
         stack(
             inputs_embeds=self.rows[None].to(stack.dtype),

@@ -114,7 +114,10 @@ DAMAGE = {
     "other layers": (lambda f: edit_config(f, methods=[{**METHOD.to_dict(), "layers": 3}]), "self.0"),
     "too many layers": (lambda f: edit_config(f, methods=[{**METHOD.to_dict(), "layers": 9}]), "layers=9"),
     "another method": (lambda f: edit_config(f, methods=[{"method": "zero-init", "length": 4}]), "weights"),
-    "claims to be folded": (lambda f: edit_config(f, methods=[fw.PrefixTuning(reparam="shared").to_dict()]), "weights"),
+    "claims to be folded": (
+        lambda f: edit_config(f, methods=[fw.PrefixTuning(reparam="shared").to_dict()]),
+        "its file 256",
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -85,6 +86,29 @@ RUN = """
 def run(folder) -> subprocess.Popen:
     code = textwrap.dedent(RUN.format(tests=os.path.dirname(__file__), folder=str(folder)))
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_run_that_is_killed_again_and_again_always_goes_on(tmp_path):
+    """SIGKILL at random moments, also while a checkpoint is written; FOREWORD_KILLS of them, 3 by default.
+
+    The newest whole checkpoint always loads, and never is an older one than before.
+    """
+    draw, step = random.Random(0), 0
+    for _ in range(int(os.environ.get("FOREWORD_KILLS", "3"))):
+        process = run(tmp_path / "killed")
+        while process.poll() is None and last_checkpoint_step(tmp_path / "killed") <= step:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+        newest = last_checkpoint(tmp_path / "killed")
+        step = last_checkpoint_step(tmp_path / "killed")
+        assert newest.name == f"checkpoint-{step}"
+        assert weights(newest)
+        if step == 12:
+            break
+    assert run(tmp_path / "killed").wait() == 0
+    assert weights(tmp_path / "killed")
 
 
 def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path):

@@ -12,6 +12,7 @@ from ..errors import ForewordError
 from ..model.block_slot import Reading, Term, bare_copy
 from ..model.layout import Block, Layout
 from ..model.part import Part
+from ..model.weights import require_loaded
 from ..sources.text import Start
 from ..space import Count, Method, register, require_choice
 from .zero_init import ZeroInit
@@ -57,6 +58,8 @@ class LlamaAdapterV2(Method):
         modules: dict[Block, nn.Module] = {}
         for block in self._linears(layout):
             modules[block] = LinearTerm(block.input_size, block.output_size, self.scaling)
+        if self.norms:
+            require_loaded(self.name, [p for block in layout.norms for p in block.module.parameters(recurse=False)])
         for block in layout.norms if self.norms else []:
             modules[block] = NormTerm(bare_copy(block.module))
         prompts = self._prompts(layout)

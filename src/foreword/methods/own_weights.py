@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ForewordError
 from ..model.layout import Layout
-from ..model.weights import WeightsPart, parameters_of
+from ..model.weights import WeightsPart, parameters_of, require_loaded
 from ..sources.text import Start
 from ..space import Count, Method, register
 
@@ -43,6 +43,7 @@ class BitFit(Method):
 
     def _biases(self, model: PreTrainedModel) -> dict[str, nn.Parameter]:
         biases = {name: p for name, p in parameters_of(model).items() if "bias" in name.rsplit(".", 1)[-1]}
+        require_loaded(self.name, biases.values())
         if not biases:
             raise ForewordError(
                 f"bitfit has nothing to train: {type(model).__name__} has no biases; llama-adapter-v2 adds biases to "
@@ -74,7 +75,9 @@ class Full(Method):
 
     def _weights(self, model: PreTrainedModel) -> dict[str, nn.Parameter]:
         weights = parameters_of(model)
-        frozen = [name for name, parameter in weights.items() if not parameter.is_floating_point()]
+        require_loaded(self.name, weights.values())
+        plain = nn.Parameter  # torchao's quantized weights are of classes of their own
+        frozen = [name for name, p in weights.items() if not p.is_floating_point() or type(p) is not plain]
         if frozen:
             raise ForewordError(f"full can't train {type(model).__name__}: {frozen[0]} is quantized")
         return weights

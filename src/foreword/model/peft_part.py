@@ -26,6 +26,7 @@ from ..errors import ForewordError
 from .frames import current
 from .layout import Block
 from .part import Part
+from .weights import require_loaded
 
 if TYPE_CHECKING:
     from .host import Host
@@ -59,6 +60,7 @@ class PeftPart(Part):
         self.host, self.name, self.key = host, name, f"{name}-{index}"
         model = host.model
         paths = [block.path for block in self.targets]
+        require_loaded(self.method.name, [p for block in self.targets for p in block.module.parameters()])
         with (
             _everything_else_kept(model),
             _wrappers_off(model, paths),

@@ -87,6 +87,9 @@ def probe(model: PreTrainedModel, ids: Tensor | None = None, *, training: bool =
         inputs["decoder_input_ids"] = decoder_ids
     modes = {module: module.training for module in model.modules()}
     model.train(training)
+    for module in modes:
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # of bitsandbytes: once evaluated on a CPU, its 4-bit layers
+            module.training = True  # have packed their weights, and give no gradients from then on
     try:
         return model(**inputs, use_cache=False, **kwargs)
     finally:

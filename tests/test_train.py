@@ -15,7 +15,7 @@ from datasets import Dataset
 
 import foreword as fw
 import tiny
-from foreword.train import Training, last_checkpoint, train
+from foreword.train import Diverged, Training, last_checkpoint, train
 
 METHOD = fw.PrefixTuning(length=4, dropout=0.1)  # dropout, so that random numbers matter
 
@@ -178,7 +178,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     named = (
         r"the loss is (nan|inf) at step \d+, in batch 1 of the step, whose first row begins '.+'; lower learning_rate"
     )
-    with pytest.raises(fw.ForewordError, match=named):
+    with pytest.raises(Diverged, match=named):
         train(
             tiny.model(),
             tiny.tokenizer(),

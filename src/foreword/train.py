@@ -228,7 +228,7 @@ class AdapterTrainer(SFTTrainer):
 
     def __init__(self, *args: Any, adapter: Adapter, **kwargs: Any) -> None:
         self.adapter = adapter
-        self._recent: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # since the last log: step, loss, token ids
+        self._recent: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # not looked at: step, loss, first token ids
         super().__init__(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -236,21 +236,27 @@ class AdapterTrainer(SFTTrainer):
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # N counts the tokens of all, and gradients are averaged
         if model.training:
-            self._recent.append((self.state.global_step + 1, loss.detach(), inputs["input_ids"]))
+            self._recent.append((self.state.global_step + 1, loss.detach(), inputs["input_ids"][0, :16].clone()))
+            if len(self._recent) == 1000:  # for those who never log
+                self._look_at_losses()
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, and look at the losses since the last time: on the way there nothing waits for the device."""
-        recent, self._recent = (self._recent, []) if "loss" in logs else ([], self._recent)
+        if "loss" in logs:
+            self._look_at_losses()
+        super().log(logs, *args, **kwargs)
+
+    def _look_at_losses(self) -> None:
+        """Raise `Diverged` for the first loss that is no number since the last look; nothing waits for one before."""
+        recent, self._recent = self._recent, []
         for index, (step, loss, ids) in enumerate(recent):
             if not torch.isfinite(loss):
                 batch = sum(earlier == step for earlier, _, _ in recent[: index + 1])
                 tokenizer: Any = self.processing_class
-                raise ForewordError(
+                raise Diverged(
                     f"the loss is {loss.item()} at step {step}, in batch {batch} of the step, whose first row begins "
-                    f"{tokenizer.decode(ids[0, :16])!r}; lower learning_rate ({self.args.learning_rate:g})"
+                    f"{tokenizer.decode(ids)!r}; lower learning_rate ({self.args.learning_rate:g})"
                 )
-        super().log(logs, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if self.args.should_save or is_sharded(self.adapter):

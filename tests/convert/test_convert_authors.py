@@ -339,6 +339,7 @@ def test_he_et_al(architecture, name, tmp_path):
         ({"ffn_mode": "mh_adapter", "ffn_option": "parallel"}, "ffn_mode='mh_adapter'"),
         ({}, "attn_mode='none' and ffn_mode='none'"),
         ({"ffn_mode": "adapter", "ffn_option": "parallel", "ffn_bn": 5}, "expected"),
+        ({"ffn_mode": "adapter", "ffn_option": "parallel", "ffn_adapter_scalar": None}, "is no he-unified adapter"),
     ],
 )
 def test_what_does_not_convert_of_he_et_al(change, reason, tmp_path):

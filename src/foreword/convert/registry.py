@@ -196,8 +196,12 @@ def import_adapter(
     host = host_of(model)
     try:
         converted = chosen.read(source, host.layout, **options)
-    except Exception:
+    except Exception as error:
         host.leave_if_empty()
+        if isinstance(
+            error, (KeyError, TypeError, AttributeError, IndexError)
+        ):  # of a configuration that lacks a field
+            raise ForewordError(f"{source.path} is no {chosen.name} adapter: {type(error).__name__} {error}") from error
         raise
     for note in converted.notes:
         warnings.warn(f"{source.path}: {note}", stacklevel=2)

@@ -236,6 +236,11 @@ def behind(module: nn.Module, adapter: Adapter) -> None:
     module.register_forward_hook(lambda _, args, out: out + adapter(out))
 
 
+def before_norm(norm: nn.Module, adapter: Adapter) -> None:
+    """LN(s + A(LN(s))): the frozen norm of the residual sum s, twice."""
+    norm.register_forward_pre_hook(lambda _, args: (args[0] + adapter(norm.forward(args[0])),))
+
+
 def he_model(architecture: str, config: dict, tensors: dict[str, Tensor]) -> PreTrainedModel:
     """The authors' model: what `config` asks for, with its numbers added to `tensors` by the authors' names."""
     model = theirs(architecture)
@@ -285,6 +290,9 @@ def he_model(architecture: str, config: dict, tensors: dict[str, Tensor]) -> Pre
             )
             if config["ffn_option"] == "parallel":
                 beside_ffn(first, last, adapter)
+            elif config["ffn_option"] == "pfeiffer":
+                where += ".output" if architecture == "roberta" else ""
+                before_norm(layer.final_layer_norm if architecture == "bart" else layer.output.LayerNorm, adapter)
             else:
                 where += ".output" if architecture == "roberta" else ""
                 behind(last, adapter)
@@ -299,6 +307,7 @@ HE = {
     "attention sequential": {"attn_mode": "adapter", "attn_option": "sequential"},
     "ffn parallel": {"ffn_mode": "adapter", "ffn_option": "parallel"},
     "ffn sequential": {"ffn_mode": "adapter", "ffn_option": "sequential", "ffn_adapter_layernorm_option": "in"},
+    "ffn pfeiffer": {"ffn_mode": "adapter", "ffn_option": "pfeiffer", "ffn_adapter_scalar": "1.0"},
     "ffn learned scale, norm out": {
         "ffn_mode": "adapter",
         "ffn_option": "parallel",

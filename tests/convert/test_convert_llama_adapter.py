@@ -116,6 +116,13 @@ def test_hypermodel(activation, function, deep, tmp_path):
     assert adapter.methods[0].name == ("zero-init-nonlinear" if kept else "zero-init")
 
 
+def test_a_hypermodel_without_gates_does_not_say_where_it_is(tmp_path):
+    tensors = gates() | {"hyperAdapter.layer_embed.weight": draw(naive.LAYERS, 64)}
+    tensors |= network("hyperAdapter.decoder", NETWORK)
+    with pytest.raises(fw.ForewordError, match="how many layers"):
+        import_adapter(naive.model(), save(tensors, tmp_path), gate="none")
+
+
 def test_deepshare(tmp_path):
     shapes = {"linear1.weight": (6, 256), "linear1.bias": (6,), "prompt.weight": (32, 6), "prompt.bias": (32,)}
     tensors = gates() | {"adapter_query.weight": draw(ADAPTED * LENGTH, 256)} | network("hyperAdapter", shapes)

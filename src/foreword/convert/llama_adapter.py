@@ -66,6 +66,10 @@ def read(
     if EMBED in source.tensors:
         form, (first, last) = "hypermodel", _network(source, "hyperAdapter.decoder")
         codes = source.tensor(EMBED, len(every), None)
+        if gate == "none":
+            raise ForewordError(
+                f"{source.weights} does not say how many layers read a hypermodel's prompts without gates"
+            )
         adapted = len(every) - _lowest_open(gates)
         length = len(last[1]) // width
         used = codes[-adapted:]

@@ -241,6 +241,16 @@ def test_gates_are_those_of_each_head():
     assert prefix_mass(model, tiny.tokenizer(), ["words"]) == {}
 
 
+@pytest.mark.parametrize("method", sorted({*fw.methods()} - {"bitfit"}))  # which the tiny model refuses
+def test_every_method_can_be_looked_into(method):
+    model = tiny.model()
+    adapter = fw.attach(model, method)
+    shares = [share for heads in prefix_mass(model, tiny.tokenizer(), ["some words"]).values() for share in heads]
+    assert all(0 < share < 1 for share in shares)
+    assert bool(shares) == any(getattr(m, "joins_softmax", False) for p in adapter.parts for m in p.modules.values())
+    assert all(abs(gate) < 1 for heads in gates(adapter).values() for gate in heads)
+
+
 @needs_chromium
 def test_the_report_draws_and_sorts_without_a_word_on_the_console(done, tmp_path):
     _, folder = done

@@ -94,10 +94,11 @@ class _Scales:
             if causal:
                 tokens = causal_mask(query.shape[2], key.shape[2], query.device)
             _, lse, _ = attend(query, key, value, scoring, tokens, sinks=kwargs.get("s_aux"))  # (B, H, T)
-            prefix = [
-                scoring.scores(query, reader.key).logsumexp(-1)
-                for reader in reads.readers(self.plan)
-                if reader.prefix.joins_softmax
-            ]
-            self.kept.append(torch.sigmoid(torch.stack(prefix).logsumexp(0) - lse)[0])
+            prefix = torch.full_like(lse, -torch.inf)
+            for reader in reads.readers(self.plan):
+                if reader.prefix.joins_softmax:
+                    rows = slice(None) if reader.rows is None else reader.rows  # parallel streams have a prefix each
+                    own = scoring.scores(query[rows], reader.key).logsumexp(-1)
+                    prefix[rows] = torch.logaddexp(prefix[rows], own)
+            self.kept.append(torch.sigmoid(prefix - lse).mean(0))
         return self.plan.read(original, module, query, key, value, mask, **kwargs)

@@ -1,9 +1,11 @@
 """Where to compute."""
 
+from typing import Any
+
 import torch
 
 
-def fastest_device() -> torch.device:
-    """The machine's accelerator (CUDA, ROCm, MPS, …) where it has one, else the CPU."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if found is None else found
+def to_fastest(model: Any) -> None:
+    """Move a model, with its adapters, to the machine's accelerator (CUDA, ROCm, MPS, …) where there is one."""
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())

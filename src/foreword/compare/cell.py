@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..base import text_base
-from ..devices import fastest_device
+from ..devices import to_fastest
 from ..evaluate import Task, evaluate, write_records
 from ..model.attach import detach
 from ..space import from_dict
@@ -55,7 +55,7 @@ def run_cell(
     spec = TaskSpec(**task)
     with _quiet(), _logs(folder / "tensorboard"):
         network, tokenizer = text_base(model, dtype=dtype)
-        network.to(fastest_device())
+        to_fastest(network)
         parts = load_parts(spec, fraction, seed)
         outcome: dict[str, Any] = {"trainable": 0, "stored": 0, "steps": 0, "examples": len(parts.train)}
         seconds = 0.0
@@ -89,13 +89,12 @@ def try_rate(
     """Train at one rate, and the loss on the training rows that were held out for this; None where it diverged."""
     with _quiet(), _logs(folder / "tensorboard"):
         network, tokenizer = text_base(model, dtype=dtype)
-        network.to(fastest_device())
+        to_fastest(network)
         parts = load_parts(TaskSpec(**task))
         settings = _settings(network, tokenizer, methods, parts, Length(*length), training, folder)
-        when = {"eval_strategy": "steps", "eval_steps": settings.max_steps}
-        if settings.max_steps < 0:
-            when = {"eval_strategy": "epoch"}
-        settings = replace(settings, learning_rate=learning_rate, **when)
+        settings = replace(settings, learning_rate=learning_rate, eval_strategy="epoch")
+        if settings.max_steps > 0:
+            settings = replace(settings, eval_strategy="steps", eval_steps=settings.max_steps)
         try:
             chosen = [from_dict(one) for one in methods]
             result = train(network, tokenizer, chosen, parts.train, settings, eval_data=parts.dev)

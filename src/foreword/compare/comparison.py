@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -89,29 +90,27 @@ def compare(
 
 def cells_of(study: Study, entries: Sequence[Entry], rates: Rates) -> list[Cell]:
     """The cells, seed by seed, so that a study that is looked at early has whole comparisons."""
-    cells = {}
-    for seed in study.seeds:
-        for length in study.lengths:
-            for fraction in study.fractions:
-                for task in study.tasks:
-                    for entry in entries:
-                        arguments = {
-                            "model": study.model,
-                            "dtype": study.dtype,
-                            "entry": entry.name,
-                            "methods": [method.to_dict() for method in entry.methods],
-                            "learning_rate": entry.learning_rate or _rate(entry, rates.get((task.name, entry.name))),
-                            "fraction": fraction,
-                            "seed": seed,
-                            "training": study.training,
-                            **as_arguments(task, length),
-                        }
-                        name = file_name(task.name, entry.name, f"{fraction:g}", length, f"seed{seed}")
-                        if not entry.methods:  # nothing is trained: one cell a task
-                            arguments |= {"fraction": 1.0, "seed": 0, "training": {}, "length": list(study.lengths[0])}
-                            name = file_name(task.name, entry.name)
-                        cost = fraction * length.amount if length.unit == "epochs" else length.amount
-                        cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=cost))
+    cells: dict[str, Cell] = {}
+    for seed, length, fraction, task, entry in product(
+        study.seeds, study.lengths, study.fractions, study.tasks, entries
+    ):
+        arguments = {
+            "model": study.model,
+            "dtype": study.dtype,
+            "entry": entry.name,
+            "methods": [method.to_dict() for method in entry.methods],
+            "learning_rate": entry.learning_rate or rates.get((task.name, entry.name)) or _own_rate(entry),
+            "fraction": fraction,
+            "seed": seed,
+            "training": study.training,
+            **as_arguments(task, length),
+        }
+        name = file_name(task.name, entry.name, f"{fraction:g}", length, f"seed{seed}")
+        if not entry.methods:  # nothing is trained: one cell a task
+            arguments |= {"fraction": 1.0, "seed": 0, "training": {}, "length": list(study.lengths[0])}
+            name = file_name(task.name, entry.name)
+        cost = fraction * length.amount if length.unit == "epochs" else length.amount
+        cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=cost))
     return list(cells.values())
 
 
@@ -126,6 +125,5 @@ def _hours(outcomes: Sequence[Outcome]) -> float:
     return round(sum(outcome.seconds for outcome in outcomes) / 3600, 3)
 
 
-def _rate(entry: Entry, found: float | None) -> float | None:
-    """The sweep's rate, else the method's own."""
-    return found if found is not None or not entry.methods else entry.methods[0].learning_rate
+def _own_rate(entry: Entry) -> float | None:
+    return entry.methods[0].learning_rate if entry.methods else None

@@ -10,6 +10,7 @@ from typing import Any
 from ..evaluate.intervals import holm, paired
 
 LEVEL = 0.05
+FROZEN = -1  # the seed of a method that has none: the frozen model
 Items = Mapping[int, Sequence[float]]  # seed → the metric of every test example
 
 
@@ -55,30 +56,30 @@ class Statement:
 def statements(scores: Mapping[str, Mapping[str, Items]], metrics: Mapping[str, str]) -> list[Statement]:
     """A statement for each pair of methods with common seeds on each test: scores[test][method][seed] = items.
 
-    A method with the one seed −1 has none (the frozen model): its items stand beside those of every seed.
+    The items of the one seed `FROZEN` stand beside those of every seed.
     """
     drafts = []
     for test, methods in scores.items():
         for one, other in combinations(methods, 2):
             seeds = _common(methods[one], methods[other])
             if seeds:
-                tables = [[_of_seed(methods[name], seed) for seed in seeds] for name in (one, other)]
-                drafts.append((test, one, other, len(seeds), len(tables[0][0]), paired(*tables)))
+                first, second = ([_of_seed(methods[name], seed) for seed in seeds] for name in (one, other))
+                drafts.append((test, one, other, len(seeds), len(first[0]), paired(first, second)))
     adjusted = holm([draft[-1].p for draft in drafts])
     made = []
-    for (test, one, other, seeds, items, found), p_holm in zip(drafts, adjusted, strict=True):
+    for (test, one, other, count, items, found), p_holm in zip(drafts, adjusted, strict=True):
         value, low, high = found.value, found.low, found.high
         if value < 0:
             one, other, value, low, high = other, one, -value, -high, -low
-        made.append(Statement(one, other, test, metrics[test], value, low, high, found.p, p_holm, seeds, items))
+        made.append(Statement(one, other, test, metrics[test], value, low, high, found.p, p_holm, count, items))
     return made
 
 
 def _common(one: Items, other: Items) -> list[int]:
-    if -1 in one or -1 in other:
-        return sorted(other if -1 in one else one)
+    if FROZEN in one or FROZEN in other:
+        return sorted(other if FROZEN in one else one)
     return sorted(one.keys() & other.keys())
 
 
 def _of_seed(items: Items, seed: int) -> Sequence[float]:
-    return items[-1] if -1 in items else items[seed]
+    return items[FROZEN] if FROZEN in items else items[seed]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..cells import Outcome
 from ..evaluate.intervals import crossed_mean
-from .statements import Items, Statement, statements
+from .statements import FROZEN, Items, Statement, statements
 from .study import Length, Study
 
 Row = dict[str, Any]
-FROZEN = -1  # the seed of the frozen model, which has none
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -97,6 +96,6 @@ def spelled(length: str) -> str:
     return f"{length.removeprefix(unit)} {unit}"
 
 
-def _key(arguments: dict[str, Any], test: str) -> Row:
+def _key(arguments: Mapping[str, Any], test: str) -> Row:
     length = str(Length(*arguments["length"]))
     return {"task": arguments["task"]["name"], "test": test, "fraction": arguments["fraction"], "length": length}

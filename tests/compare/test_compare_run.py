@@ -20,6 +20,8 @@ from foreword.compare.insight import gates, prefix_mass
 from foreword.compare.sweep import best_rates, tried, tries
 from foreword.errors import ForewordError
 
+RATES = [0.5 * fw.ZeroInit.learning_rate, 2 * fw.ZeroInit.learning_rate]  # that a search by the factors 0.5 and 2 tries
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
@@ -59,9 +61,9 @@ def test_each_run_has_its_folder(done):
 
 def test_the_sweep_is_used_and_counted(done):
     result, _ = done
-    tried = {row["learning_rate"]: row["held-out loss"] for row in result["learning_rates"]}
-    assert sorted(tried) == [0.005, 0.02]
-    best = min(tried, key=lambda rate: tried[rate])
+    losses = {row["learning_rate"]: row["held-out loss"] for row in result["learning_rates"]}
+    assert sorted(losses) == RATES
+    best = min(losses, key=lambda rate: losses[rate])
     used = {row["method"]: row["learning_rate"] for row in result["table"]}
     assert used == {"frozen": None, "zero": best, "prefix": 0.02}  # what a study sets is not searched for
     assert 0 < result["cost"]["hours of the learning-rate sweep"] <= result["cost"]["hours"]
@@ -78,12 +80,12 @@ def test_a_second_run_computes_nothing(done, study_file):
 def test_a_method_that_diverges_keeps_its_own_rate(study_file):
     study = read_study(study_file(learning_rates={"factors": [0.5, 2]}))
     cells = tries(study, study.entries)
-    assert [cell.name for cell in cells] == ["rate.words.zero.0.005", "rate.words.zero.0.02"]
+    assert [cell.name for cell in cells] == [f"rate.words.zero.{rate:.2g}" for rate in RATES]
     rows = tried([Outcome(cell, {"loss": None}) for cell in cells])
     assert [row["held-out loss"] for row in rows] == [None, None]
     assert best_rates(rows, study) == {}
     rows = tried([Outcome(cells[0], error="killed"), Outcome(cells[1], {"loss": 1.0})])
-    assert best_rates(rows, study) == {("words", "zero"): 0.02}
+    assert best_rates(rows, study) == {("words", "zero"): RATES[1]}
     (own, *_) = [cell for cell in cells_of(study, study.entries, {}) if "zero" in cell.name]
     assert own.arguments["learning_rate"] == fw.ZeroInit.learning_rate
 
@@ -94,7 +96,7 @@ def test_one_task_can_stand_for_all_in_the_search(study_file):
     cells = tries(study, study.entries)
     assert len(cells) == 2
     rates = best_rates(tried([Outcome(cell, {"loss": rank}) for rank, cell in enumerate(cells)]), study)
-    assert rates == {("words", "zero"): 0.005, ("restaurant", "zero"): 0.005}
+    assert rates == {("words", "zero"): RATES[0], ("restaurant", "zero"): RATES[0]}
 
 
 def test_equal_parameters(study_file, tmp_path):

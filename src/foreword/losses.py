@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from .model.block_slot import NAME as SLOT
 from .model.prompt import IGNORED, known_prompt
 
 CHUNK = 128  # tokens whose logits exist at once
@@ -113,6 +114,8 @@ def _has_plain_head(model: nn.Module) -> bool:
     inner = _unwrapped(model)
     head = inner.get_output_embeddings()
     if head is None or inner in _dressed or not (inner is model or isinstance(model, DistributedDataParallel)):
+        return False
+    if hasattr(head, SLOT):  # an adapter changes what it gives
         return False
     return not any(parameter.requires_grad or isinstance(parameter, DTensor) for parameter in head.parameters())
 

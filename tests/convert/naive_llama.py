@@ -40,21 +40,29 @@ class Prompt:
     factor: Tensor | None  # None: in the tokens' own softmax
 
 
+Linear = Callable[[str, Tensor, Tensor], Tensor]  # name, x, W → what the layer gives
 Read = Callable[[int, Tensor, Tensor, Tensor], Prompt | None]  # layer, W_q, W_k, W_v → its prompt
 
 
-def logits(weights: dict[str, Tensor], ids: Tensor, read: Read, meta: bool, groups: int = GROUPS) -> Tensor:
+def plain(name: str, x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.T
+
+
+def logits(
+    weights: dict[str, Tensor], ids: Tensor, read: Read, meta: bool, groups: int = GROUPS, linear: Linear = plain
+) -> Tensor:
     """(B, T, V).
 
     Args:
         weights: of a transformers llama.
         read: the prompt of each layer.
         meta: compute as Meta's code does: projections in its order of channels, pairs of neighbours rotated.
+        linear: what a linear layer computes.
     """
-    return torch.stack([_row(weights, row, read, meta, groups) for row in ids])
+    return torch.stack([_row(weights, row, read, meta, groups, linear) for row in ids])
 
 
-def _row(weights: dict[str, Tensor], ids: Tensor, read: Read, meta: bool, groups: int) -> Tensor:
+def _row(weights: dict[str, Tensor], ids: Tensor, read: Read, meta: bool, groups: int, linear: Linear) -> Tensor:
     x = weights["model.embed_tokens.weight"][ids]
     length = len(ids)
     angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, DIM, 2) / DIM)  # (T, D/2)
@@ -67,7 +75,8 @@ def _row(weights: dict[str, Tensor], ids: Tensor, read: Read, meta: bool, groups
             w_q, w_k = _meta_order(w_q), _meta_order(w_k)
         prompt = read(layer, w_q, w_k, w_v)
         y = norm(x, own["input_layernorm.weight"])
-        query, key, value = ((y @ w.T).view(length, -1, DIM) for w in (w_q, w_k, w_v))
+        projected = zip("qkv", (w_q, w_k, w_v), strict=True)
+        query, key, value = (linear(f"{start}self_attn.{n}_proj", y, w).view(length, -1, DIM) for n, w in projected)
         query, key = rotate(query, angles, meta), rotate(key, angles, meta)
         heads = []
         for head in range(HEADS):
@@ -83,14 +92,11 @@ def _row(weights: dict[str, Tensor], ids: Tensor, read: Read, meta: bool, groups
             else:
                 added = prompt.factor[head] * (beside.softmax(-1) @ prompt.value[group])
                 heads.append(scores.softmax(-1) @ value[:, group] + added)
-        x = x + torch.cat(heads, -1) @ own["self_attn.o_proj.weight"].T
+        x = x + linear(f"{start}self_attn.o_proj", torch.cat(heads, -1), own["self_attn.o_proj.weight"])
         y = norm(x, own["post_attention_layernorm.weight"])
-        x = (
-            x
-            + (silu(y @ own["mlp.gate_proj.weight"].T) * (y @ own["mlp.up_proj.weight"].T))
-            @ own["mlp.down_proj.weight"].T
-        )
-    return norm(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
+        gate, up = (linear(f"{start}mlp.{n}_proj", y, own[f"mlp.{n}_proj.weight"]) for n in ("gate", "up"))
+        x = x + linear(f"{start}mlp.down_proj", silu(gate) * up, own["mlp.down_proj.weight"])
+    return linear("lm_head", norm(x, weights["model.norm.weight"]), weights["lm_head.weight"])
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

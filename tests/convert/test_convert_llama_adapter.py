@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import naive_llama as naive
@@ -211,10 +212,84 @@ def test_litgpt(fused, size, tmp_path):
     torch.testing.assert_close(model(IDS).logits, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
+THEIRS = {  # of LitGPT's modules, those of transformers: fused ones in their order
+    "attn.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "attn.proj": ["self_attn.o_proj"],
+    "mlp.fc_1": ["mlp.gate_proj"],
+    "mlp.fc_2": ["mlp.up_proj"],
+    "mlp.proj": ["mlp.down_proj"],
+    "norm_1": ["input_layernorm"],
+    "norm_2": ["post_attention_layernorm"],
+}
+
+
+def litgpt_v2(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    """Scales, biases and norms by LitGPT's names, and (scale, bias) or (weight, -) by transformers'."""
+    layers = {
+        f"transformer.h.{i}.{name}": [f"model.layers.{i}.{one}" for one in many]
+        for i in range(3)
+        for name, many in THEIRS.items()
+    }
+    tensors, ours = {}, {}
+    for seed, (name, many) in enumerate({**layers, "transformer.ln_f": ["model.norm"], "lm_head": ["lm_head"]}.items()):
+        sizes = [len(weights[f"{one}.weight"]) for one in many]
+        scale, bias = 1 + draw(sum(sizes), seed=seed, std=0.2), draw(sum(sizes), seed=seed + 99, std=0.2)
+        ours |= dict(zip(many, zip(scale.split(sizes), bias.split(sizes), strict=True), strict=True))
+        tensors |= (
+            {f"{name}.weight": scale}
+            if "norm" in many[0]
+            else {f"{name}.adapter_scale": scale, f"{name}.adapter_bias": bias}
+        )
+    return tensors, ours
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused", ["split", "grouped"])
+def test_litgpt_v2(fused, tmp_path):
+    model = naive.model()
+    weights = model.state_dict()
+    added, ours = litgpt_v2(weights)
+    tensors = litgpt_file(tmp_path, 0.2) | added
+    torch.save({"model": tensors}, tmp_path / "lit_model.pth.adapter_v2")
+    (tmp_path / "lit_model.pth.adapter").unlink()
+
+    def linear(name: str, x: Tensor, weight: Tensor) -> Tensor:
+        scale, bias = ours[name]
+        return scale * (x @ weight.T + bias)
+
+    def read(layer: int, *projections: Tensor) -> naive.Prompt | None:
+        name = f"transformer.h.{layer}.attn."
+        if f"{name}adapter_wte.weight" not in tensors:
+            return None
+        prompt, factor = tensors[f"{name}adapter_wte.weight"], tensors[f"{name}gating_factor"].flatten()
+        made = [
+            linear(f"model.layers.{layer}.self_attn.{n}_proj", prompt, w)
+            for n, w in zip("qkv", projections, strict=True)
+        ]
+        if fused == "grouped":
+            return naive.Prompt(*(one.view(LENGTH, naive.GROUPS, -1).transpose(0, 1) for one in made[1:]), factor)
+        cut = torch.cat(made, -1).view(LENGTH, naive.GROUPS, -1, naive.DIM).permute(1, 2, 0, 3)
+        return naive.Prompt(cut[:, -2], cut[:, -1], factor)
+
+    trained = weights | {f"{name}.weight": scale for name, (scale, _) in ours.items() if "norm" in name}
+    expected = naive.logits(trained, IDS, read, meta=False, linear=linear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that split prompts are stored as keys and values
+        adapter = import_adapter(model, tmp_path, fused=fused)
+    torch.testing.assert_close(model(IDS).logits, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    assert adapter.methods[0] == fw.LlamaAdapterV2(length=0, head=True)
+    adapter.save(tmp_path / "ours")
+    again = naive.model()
+    fw.load(again, tmp_path / "ours")
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    fw.detach(again, "default")
+    assert torch.equal(again(IDS).logits, naive.model()(IDS).logits)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"lm_head.adapter_scale": torch.ones(40)}, "is an adapter_v2"),
+        ({"lm_head.adapter_scale": torch.ones(40)}, "has no transformer.h.0.attn.qkv.adapter_scale"),
         ({"transformer.h.7.attn.adapter_wte.weight": torch.zeros(5, 32)}, "a prompt of layer 7"),
         ({"transformer.h.1.attn.gating_factor": torch.zeros(1, 1, 3, 1)}, "has 3 gates in layer 1; the model 4"),
     ],

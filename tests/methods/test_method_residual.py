@@ -1,4 +1,4 @@
-"""Adapters on the residual stream of pre-norm models, other activations, and prefixes whose text counts otherwise."""
+"""Adapters on the residual stream and the output head, other activations, and prefixes whose text counts otherwise."""
 
 import pytest
 import torch
@@ -12,9 +12,11 @@ from conformance import shake, text
 METHODS = {
     "parallel": fw.ParallelAdapter(16, reads="residual", activation="silu"),
     "sequential": fw.SequentialAdapter(16, reads="residual", activation="gelu"),
+    "head": fw.LlamaAdapterV2(length=2, head=True),
     "own positions": fw.Point(fw.sources.Direct(4), fw.combines.Joint(), text_positions="own"),
 }
 CELLS = [("llama", "parallel"), ("llama", "sequential"), ("gpt2", "own positions"), ("t5", "parallel")]
+CELLS += [("llama", "head"), ("gpt2", "head"), ("t5", "head"), ("bert", "head")]
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS)
@@ -65,3 +67,36 @@ def test_where_they_have_no_place():
         fw.ParallelAdapter(activation="elu")
     post_norm = fw.attach(zoo.make("bert"), fw.ParallelAdapter(4, reads="residual"))  # there the FFN reads the stream
     assert {place.kind for place in post_norm.parts[0].modules} == {"ffn"}
+
+
+def test_the_head_learns_by_the_loss_of_training():
+    """The loss by chunks reads the head alone, so that a head with an adapter goes by columns."""
+    from foreword.losses import completion_loss
+
+    model = zoo.make("llama")
+    adapter = fw.attach(model, METHODS["head"])
+    shake(adapter, std=0.1)
+    ids = text()
+    labels = ids.clone()
+    labels[:, :3] = -100
+    expected = model(input_ids=ids, labels=labels).loss
+    gradients = torch.autograd.grad(expected, adapter.trainable_parameters, allow_unused=True)
+    loss, _ = completion_loss(model, {"input_ids": ids, "labels": labels})
+    torch.testing.assert_close(loss, expected)
+    for one, other in zip(
+        torch.autograd.grad(loss, adapter.trainable_parameters, allow_unused=True), gradients, strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_stack_that_is_called_by_itself_leaves_nothing_behind():
+    from foreword.model import frames
+
+    model = zoo.make("llama")
+    fw.attach(model, METHODS["head"])
+    model.model(text())
+    model(text())
+    assert frames._running.frames == []
+    bare = zoo.make("llama").model
+    with pytest.raises(fw.ForewordError, match="no output head"):
+        fw.attach(bare, METHODS["head"])

@@ -131,7 +131,16 @@ FORMATS: dict[str, Format] = {
             llama_adapter.matches,
             llama_adapter.read,
         ),
-        Format("litgpt", "LitGPT", (Row("adapter", "zero-init", "own"),), litgpt.matches, litgpt.read),
+        Format(
+            "litgpt",
+            "LitGPT",
+            (
+                Row("adapter", "zero-init", "own"),
+                Row("adapter_v2", "llama-adapter-v2 + zero-init", "own"),
+            ),
+            litgpt.matches,
+            litgpt.read,
+        ),
         Format(
             "cartridges",
             "Cartridges",

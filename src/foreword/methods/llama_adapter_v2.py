@@ -38,6 +38,7 @@ class LlamaAdapterV2(Method):
         norms: train the norms.
         length: l, prompt tokens; 0 for no prompts.
         early: how many of the lowest attention layers read the prompts.
+        head: a bias and a scale on the output head too, as LitGPT has them.
     """
 
     name: ClassVar[str] = "llama-adapter-v2"
@@ -48,6 +49,7 @@ class LlamaAdapterV2(Method):
     norms: bool = True
     length: int = 20
     early: int = 1
+    head: bool = False
 
     def __post_init__(self) -> None:
         require_choice(self, scaling=("output", "input"))
@@ -80,7 +82,9 @@ class LlamaAdapterV2(Method):
                 f"llama-adapter-v2 can't reach every matrix of {type(sparse[0].module).__name__} in layer "
                 f"{sparse[0].layer}: its experts are no linear layers"
             )
-        return layout.linears
+        if self.head and layout.head is None:
+            raise ForewordError(f"llama-adapter-v2: {type(layout.model).__name__} has no output head")
+        return [*layout.linears, layout.head] if self.head else layout.linears
 
     def _prompts(self, layout: Layout) -> ZeroInit | None:
         if self.length == 0:

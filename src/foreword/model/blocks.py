@@ -136,6 +136,13 @@ def norms_of(events: Events, stacks: list[PreTrainedModel], encoder: set[str]) -
     ]
 
 
+def head_of(events: Events, stacks: list[PreTrainedModel]) -> Block | None:
+    """The last linear layer that runs behind the stacks."""
+    inside = {module for stack in stacks for module in stack.modules()}
+    outside = [event.module for event in events.visible if event.module not in inside and _is_linear(event)]
+    return _block(events, outside[-1], outside[-1], "head") if outside else None
+
+
 def _feed_forward(events: Events, parent: nn.Module, width: int) -> tuple[nn.Module, nn.Module] | None:
     """(the module that x enters, the module that h leaves)."""
     members = [child for child in events.children(parent) if not events.attends(child) and _matrices(child)]

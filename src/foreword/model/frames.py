@@ -57,6 +57,23 @@ def watch(module: nn.Module) -> list[Any]:
     ]
 
 
+def watch_head(stack: nn.Module, model: nn.Module) -> list[Any]:
+    """Keep the frame of each call of `stack` for what `model` runs behind it: its output head."""
+
+    def open_model(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        _running.frames.append((model, None))
+
+    def after_stack(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        if _running.frames and _running.frames[-1][0] is model:  # not where the stack is called by itself
+            _running.frames[-1] = (model, _frame(args, kwargs))
+
+    return [
+        model.register_forward_pre_hook(open_model, with_kwargs=True),
+        stack.register_forward_hook(after_stack, with_kwargs=True),
+        model.register_forward_hook(_leave, with_kwargs=True, always_call=True),
+    ]
+
+
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     _running.frames.append((module, _frame(args, kwargs)))
     checkpoint = getattr(module, CHECKPOINT, None)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..attention.dispatch import install
 from ..attention.readers import Plan
 from ..errors import ForewordError
-from .frames import alone, current, watch
+from .frames import alone, current, watch, watch_head
 from .layout import Layout, by_name
 from .peft_layers import peft_parameters
 from .prompt import prompt_of, watch_labels
@@ -85,6 +85,12 @@ class Host(nn.Module):
             self._watched.add("layers")
             for path in self.layout.layers:
                 self._handles += watch(self.model.get_submodule(path))
+
+    def watch_head(self) -> None:
+        """From now on keep the plan of the last stack for the output head."""
+        if "head" not in self._watched:
+            self._watched.add("head")
+            self._handles += watch_head(self.layout.stacks[-1], self.model)
 
     def watch_prompt(self) -> None:
         """From now on know which tokens are the prompt."""

@@ -35,7 +35,7 @@ class Block:
     Attributes:
         kind: "ffn" or "encoder-ffn", "residual" or "encoder-residual" for one seen `on_residual`; "self-output",
             "cross-output" or "encoder-output" for what an attention gives after its output projection; "linear" and
-            "norm", with "encoder-" in front in the encoder of an encoder-decoder.
+            "norm", with "encoder-" in front in the encoder of an encoder-decoder; "head".
         layer: number of its layer; None outside of layers.
         name: within its layer or model, where a layer has several of the kind.
         path: dotted name of `module`.
@@ -197,6 +197,7 @@ class Layout:
         rotates: keys are rotated by their position.
         learned_positions: a decoder's positions are embedded with the tokens.
         position_embedding: the module that embeds them in an encoder, which counts them by itself; None elsewhere.
+        head: the linear layer that makes logits; None where the model has none.
     """
 
     model: PreTrainedModel
@@ -212,6 +213,7 @@ class Layout:
     rotates: bool
     learned_positions: bool
     position_embedding: nn.Module | None
+    head: Block | None
     kinds: dict[str, list[Site]] = field(init=False)
     traced: dict[Any, dict[str, str]] = field(default_factory=dict)  # see `foreword.model.projections`
 
@@ -222,10 +224,11 @@ class Layout:
 
     def follow(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Move what the survey kept as templates, as `nn.Module.to` moves parameters."""
+        heads = [] if self.head is None else [self.head]
         for site in self.sites:
             arguments = site.call.arguments
             arguments.update({name: fn(value) for name, value in arguments.items() if is_states(value)})
-        for block in {*self.ffns, *self.norms, *self.linears, *(site.output for site in self.sites)}:
+        for block in {*self.ffns, *self.norms, *self.linears, *(site.output for site in self.sites), *heads}:
             block.like = fn(block.like)
 
     def select(self, layers: Layers, attention: str) -> list[Site]:

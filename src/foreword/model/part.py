@@ -58,6 +58,8 @@ class Part:
             else:
                 block_slot_of(place).place(name, index, module, place)
                 host.watch_layers()
+                if place.kind == "head":
+                    host.watch_head()
 
     def remove(self, host: Host, name: str) -> None:
         """Take the modules out of the model."""

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..attention.dispatch import install
 from ..attention.readers import Recorder
 from ..errors import ForewordError
-from .blocks import LAYER, Event, Events, ffn_of, norms_of, output_of, projections_of
+from .blocks import LAYER, Event, Events, ffn_of, head_of, norms_of, output_of, projections_of
 from .layout import Call, Kind, Layout, Site, by_name, first_tensor, tensors_in
 
 ENCODER_TOKENS, DECODER_TOKENS = 5, 3  # different, so that cross-attention shows in the shapes
@@ -62,6 +62,7 @@ def survey(model: PreTrainedModel) -> Layout:
         rotates=rotates,
         learned_positions=decoder_only and bool(embeddings),
         position_embedding=counted[0] if counted else None,
+        head=head_of(events, stacks),
     )
 
 

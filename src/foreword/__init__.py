@@ -4,9 +4,11 @@ from . import combines, sources
 from .base import base
 from .checkpoint import load
 from .errors import ForewordError
+from .join import join
 from .methods import (
     IA3,
     BitFit,
+    Cartridge,
     DeepPrompt,
     Full,
     LlamaAdapterV2,
@@ -36,6 +38,7 @@ __all__ = [
     "IA3",
     "Adapter",
     "BitFit",
+    "Cartridge",
     "DeepPrompt",
     "ForewordError",
     "Full",
@@ -62,6 +65,7 @@ __all__ = [
     "base",
     "combines",
     "detach",
+    "join",
     "known_prompt",
     "load",
     "methods",

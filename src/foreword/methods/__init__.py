@@ -1,6 +1,7 @@
 """One paper, one file. Importing this package fills the registry."""
 
 from .adapter import SequentialAdapter
+from .cartridge import Cartridge
 from .deep_prompt import DeepPrompt
 from .ia3 import IA3
 from .llama_adapter_v2 import LlamaAdapterV2
@@ -21,6 +22,7 @@ from .zero_init import RandomInit, ZeroInit, ZeroInitNonlinear
 __all__ = [
     "IA3",
     "BitFit",
+    "Cartridge",
     "DeepPrompt",
     "Full",
     "LlamaAdapterV2",

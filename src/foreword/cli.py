@@ -1,8 +1,8 @@
 """The command line: `foreword <command>`. A command is the function `run` of a module in `foreword.commands`.
 
-The function's parameters are the flags, its docstring is the help. A parameter `settings` of a dataclass type is
-spread into one flag a field; a parameter `method` becomes `--method NAME` with `--method.FIELD` for the fields of
-that method.
+The function's parameters are the flags, its docstring is the help; one without a default is positional, and where it is
+a `list[str]` it takes one word or more. A parameter `settings` of a dataclass type is spread into one flag a field; a
+parameter `method` becomes `--method NAME` with `--method.FIELD` for the fields of that method.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import sys
 import typing
 from argparse import RawDescriptionHelpFormatter
@@ -28,11 +29,13 @@ from .errors import ForewordError
 
 COMMANDS = {
     "train": "train an adapter on a frozen model",
+    "compress": "compress documents into a prefix",
     "generate": "answer a prompt, or a file of prompts",
     "chat": "talk to a model with an adapter",
     "eval": "score a model with or without an adapter, and time it",
     "compare": "compare methods at equal budgets, with intervals and a report",
     "serve": "serve a base and many adapters by OpenAI's HTTP routes",
+    "join": "put adapters side by side in one",
     "inspect": "show what is in an adapter folder",
     "convert": "turn an adapter of another library into one of these, or back",
     "push": "upload an adapter to the Hugging Face Hub, with a model card",
@@ -96,7 +99,10 @@ def run(command: str, words: list[str]) -> int:
     parser = ArgumentParser(prog=f"foreword {command}", exit_on_error=False, formatter_class=_Formatter)
     parser.description = str(inspect.getdoc(function)).split("\nArgs:")[0].rstrip()
     skip: set[str | int] = {name for name in ("settings", "method") if name in types}
-    parser.add_function_arguments(function, skip=skip, as_positional=True)
+    lists = _positional_lists(function, types)
+    parser.add_function_arguments(function, skip=skip | lists.keys(), as_positional=True)
+    for name, text in lists.items():
+        parser.add_argument(name, nargs="+", type=str, help=text)
     _spell_keywords(parser)
     if "settings" in types:
         parser.add_class_arguments(types["settings"])
@@ -110,6 +116,18 @@ def run(command: str, words: list[str]) -> int:
         names = [field.name for field in dataclasses.fields(types["settings"])]
         arguments["settings"] = types["settings"](**{name: arguments.pop(name) for name in names})
     return function(**arguments) or 0
+
+
+def _positional_lists(function: Any, types: dict[str, Any]) -> dict[str, str]:
+    """Parameters without a default that take one word or more, each with its line of the docstring."""
+    document = str(inspect.getdoc(function))
+    required = [name for name, one in inspect.signature(function).parameters.items() if one.default is one.empty]
+    return {name: _described(document, name) for name in required if types[name] == list[str]}
+
+
+def _described(document: str, name: str) -> str:
+    found = re.search(rf"^ +{name}: (.*)$", document, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def quiet_libraries() -> None:

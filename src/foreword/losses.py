@@ -72,6 +72,37 @@ def by_columns(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tup
     return nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum"), outputs
 
 
+def distillation_loss(
+    model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None = None
+) -> tuple[Tensor, Any]:
+    """Cross-entropy of a student with what a teacher kept of its distributions (Eyuboglu et al. 2025).
+
+        L = −(1/N) Σ_{learned b,t} Σ_{j ∈ top k of b,t} p_T(j) log softmax(logits_{b,t})[j]
+
+    The teacher's k probabilities are not scaled up to 1: what they leave out pulls the student nowhere.
+
+    Args:
+        model: a causal language model, possibly wrapped for distributed training.
+        inputs: arguments of its forward; `labels` (B, T), −100 where a token is not learned; and `teacher_ids` and
+            `teacher_logprobs` (N, k), the teacher's tokens in the place of each of the N learned ones, row by row.
+        num_items: N, where a batch is accumulated over several calls; the number of learned tokens here by default.
+
+    Returns:
+        The loss and the model's outputs, whose logits are those of the kept columns.
+    """
+    own = {"labels", "teacher_ids", "teacher_logprobs"}
+    rest = {name: value for name, value in inputs.items() if name not in own}
+    learned = nn.functional.pad(inputs["labels"], (0, 1), value=IGNORED)[:, 1:] != IGNORED  # (B, T): the next token is
+    if keeps_logits(_unwrapped(model)):
+        columns = learned.any(dim=0).nonzero().squeeze(1)
+        rest["logits_to_keep"], learned = columns, learned[:, columns]
+    outputs = model(**rest, use_cache=False)
+    logits = outputs.logits[learned].float()  # (N, V)
+    student = logits.gather(1, inputs["teacher_ids"]) - logits.logsumexp(1, keepdim=True)  # (N, k)
+    loss = -(inputs["teacher_logprobs"].exp() * student).sum()
+    return loss / (len(logits) if num_items is None else num_items), outputs
+
+
 def keeps_logits(model: PreTrainedModel) -> bool:
     """Whether the model's forward takes `logits_to_keep`, the columns to make logits for."""
     return "logits_to_keep" in inspect.signature(inspect.unwrap(type(model).forward)).parameters

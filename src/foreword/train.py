@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,6 +161,8 @@ def train(
     *,
     eval_data: Dataset | None = None,
     name: str = "default",
+    init_ids: Sequence[int] | None = None,
+    make_trainer: Callable[..., AdapterTrainer] | None = None,
 ) -> TrainResult:
     """Attach an adapter, train it on completions only, and save it to `settings.output_dir`.
 
@@ -171,6 +173,8 @@ def train(
         settings: see `Training`.
         eval_data: held-out examples of the same shape.
         name: of the adapter on the model.
+        init_ids: token ids for methods that start from text; those of the first examples by default.
+        make_trainer: for another loss or other examples; `AdapterTrainer` by default.
 
     Raises:
         ForewordError: the model is no causal language model, there is an unfinished run in output_dir and
@@ -181,7 +185,8 @@ def train(
     if settings.early_stopping_patience is not None and eval_data is None:
         raise ForewordError("early_stopping_patience needs held-out data: give eval_data or eval_size")
     checkpoint = _checkpoint_to_resume(settings)
-    adapter = attach(model, method, name, init_ids=_init_ids(data, tokenizer), seed=settings.seed)
+    ids = _init_ids(data, tokenizer) if init_ids is None else init_ids
+    adapter = attach(model, method, name, init_ids=ids, seed=settings.seed)
     frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
     rate = settings.learning_rate if settings.learning_rate is not None else adapter.methods[0].learning_rate
     callbacks: list[TrainerCallback] = [_Progress()]
@@ -189,7 +194,7 @@ def train(
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience))
     arguments = settings.sft_config(rate, has_eval=eval_data is not None)
     with _quiet_datasets():
-        trainer = AdapterTrainer(
+        trainer = (make_trainer or AdapterTrainer)(
             adapter=adapter,
             model=model,
             args=arguments,

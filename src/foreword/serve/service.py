@@ -16,6 +16,7 @@ from .errors import ApiError
 from .keys import Access, Keys
 from .leases import Unknown
 from .metrics import Metrics
+from .text import end_ids
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(self.engine)
         self.encoding = asyncio.Lock()
-        self.end_ids = end_ids(self.engine, self.tokenizer)
+        self.end_ids = end_ids(self.engine.model, self.tokenizer)
 
     def access(self, request: Request) -> Access:
         """What the caller may do. Raises `ApiError` 401 without a valid key."""
@@ -113,10 +114,3 @@ class Service:
         if not inside.parts or not access.allows(inside.parts[0]):
             raise ApiError(404, f"there is no adapter folder {path!r}", param="lora_path")
         return folder
-
-
-def end_ids(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end an answer: the generation config's, and the tokenizer's."""
-    configured = engine.model.generation_config.eos_token_id
-    listed = configured if isinstance(configured, (list, tuple)) else [configured]
-    return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None and token >= 0)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .jobs import Token
 
@@ -109,3 +109,10 @@ def _overlap(text: str, string: str) -> int:
     """Length of the longest end of `text` that begins `string`, without being all of it."""
     longest = min(len(text), len(string) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(string[:length])), 0)
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end an answer: the generation config's, and the tokenizer's."""
+    configured = model.generation_config.eos_token_id
+    listed = configured if isinstance(configured, (list, tuple)) else [configured]
+    return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None and token >= 0)

@@ -1,0 +1,137 @@
+"""How much of a document a cartridge holds, against its length.
+
+    FOREWORD_DATA=data python -m benchmarks.cartridge --output out/cartridge
+
+Compresses the first chapter of Alice in Wonderland for SmolLM2-135M to p = 32 … 512 tokens, and asks held-out questions
+that the model itself wrote with pieces of the chapter in view. The log-likelihood of the answers is measured with
+nothing in the context, with the cartridge untrained (the first p tokens of the chapter) and trained, and with the
+chapter. Self-study is shared by all lengths. Resumable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import foreword as fw
+from foreword.base import text_base
+from foreword.cells import Cell, failures, run_cells
+from foreword.compress import Compression, Dialogue, compress, init_ids, read_document
+from foreword.demo import fast_dtype
+from foreword.evaluate.document import evaluate_document, write_questions
+from foreword.methods import Cartridge
+
+from .measuring import Report
+
+CHAPTER = re.compile(r"^ +CHAPTER [IVXLC]+$", re.MULTILINE)
+
+
+def train(book: dict[str, Any], length: int, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Compress to one length, into `folder`."""
+    model, tokenizer = text_base("smollm2", dtype=fast_dtype())
+    compression = Compression(length=length, **settings)
+    result = compress(model, tokenizer, text_of(**book), compression, folder / "cartridge")
+    losses = [line["loss"] for line in result.history if "loss" in line]
+    return {"folder": str(folder / "cartridge"), "seconds": round(result.seconds), "loss": [losses[0], losses[-1]]}
+
+
+def evaluate(book: dict[str, Any], questions: int, settings: dict[str, Any], trained: dict[str, str]) -> dict[str, Any]:
+    """Ask held-out questions with every cartridge, trained and untrained; `trained` is p → folder."""
+    model, tokenizer = text_base("smollm2", dtype=fast_dtype())
+    dialogue = Dialogue(tokenizer)
+    ids = dialogue.encode(text_of(**book))
+    asked = write_questions(model, tokenizer, ids, Compression(**settings | {"conversations": questions}).study())
+    names = []
+    for length, folder in trained.items():
+        start = init_ids(model, dialogue, ids, Compression(length=int(length)))
+        names.append(fw.attach(model, Cartridge(int(length)), name=f"untrained {length}", init_ids=start).name)
+        names.append(fw.load(model, folder, name=f"trained {length}").name)
+    rows = evaluate_document(model, tokenizer, ids, asked, names)
+    return {"rows": {row["context"]: row for row in rows}, "document": len(ids), "questions": len(asked)}
+
+
+def text_of(path: str, chapters: int) -> str:
+    """The first chapters of a book whose chapters have headings like CHAPTER IV."""
+    text = read_document(path)
+    starts = [found.start() for found in CHAPTER.finditer(text)]
+    return text if len(starts) <= chapters else text[starts[0] : starts[chapters]].strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    alice = Path(os.environ.get("FOREWORD_DATA", "data")) / "alice" / "alice_in_wonderland.txt"
+    parser.add_argument("--document", default=str(alice), help="a text with headings like CHAPTER IV")
+    parser.add_argument("--chapters", type=int, default=1)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[32, 64, 128, 256, 512])
+    parser.add_argument("--conversations", type=int, default=160)
+    parser.add_argument("--questions", type=int, default=32)
+    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--learning_rate", type=float)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, default=Path("out/cartridge"))
+    options = parser.parse_args()
+    settings = {
+        "conversations": options.conversations,
+        "shortest_chunk": 128,
+        "longest_chunk": 256,
+        "question_tokens": 32,
+        "answer_tokens": 80,
+        "temperature": 0.5,
+        "batch_size": 32,
+        "num_train_epochs": options.epochs,
+        "learning_rate": options.learning_rate,
+        "save_steps": 16,
+    }
+    book = {"path": str(options.document), "chapters": options.chapters}
+    cells = [
+        Cell(f"p{length}", train, {"book": book, "length": length, "settings": settings}, folder=True)
+        for length in options.lengths
+    ]
+    trained = run_cells(cells, options.output, workers=1, threads=options.threads, description="compressing")
+    if (problems := failures(trained)) is not None:
+        raise SystemExit(problems)
+    folders = {str(one.cell.arguments["length"]): one.result["folder"] for one in trained}
+    asking = {"book": book, "questions": options.questions, "settings": settings, "trained": folders}
+    [asked] = run_cells([Cell("questions", evaluate, asking)], options.output, workers=1, threads=options.threads)
+    if (problems := failures([asked])) is not None:
+        raise SystemExit(problems)
+    report = Report({"chapters": options.chapters, "dtype": str(fast_dtype()).removeprefix("torch."), **settings})
+    curve(report, asked.result)
+    training(report, {str(one.cell.arguments["length"]): one.result for one in trained})
+    report.save(options.output, "cartridge")
+
+
+def curve(report: Report, result: dict[str, Any]) -> None:
+    """A row for each length, and the two ends that it runs between."""
+    rows, total = result["rows"], result["document"]
+    document = next(name for name in rows if name.startswith("document"))
+    lines = [["nothing", "", *_numbers(rows["nothing"])]]
+    for name, row in rows.items():
+        if name.startswith("trained"):
+            untrained = rows[f"un{name}"]["gap closed"]
+            lines.append([f"p = {row['tokens']}", f"{total / row['tokens']:.1f}", *_numbers(row, untrained)])
+    lines.append([f"{document}, {rows[document]['tokens']:,} tokens", "1", *_numbers(rows[document])])
+    head = ["in context", "× fewer", "log p a token", "gap closed", "untrained", "first token, s", "tokens/s", "KV, MB"]
+    report.table(f"{result['questions']} held-out questions", head, lines)
+
+
+def _numbers(row: dict[str, Any], untrained: float | None = None) -> list[Any]:
+    closed = "" if untrained is None else f"{row['gap closed']:.0%}"
+    before = "" if untrained is None else f"{untrained:.0%}"
+    speed = [row["first token s"], row["tokens/s"], row["KV bytes"] / 1e6]
+    return [f"{row['loglik/token']:.3f}", closed, before, *speed]
+
+
+def training(report: Report, results: dict[str, dict[str, Any]]) -> None:
+    """What it took."""
+    lines = [[length, result["seconds"], *result["loss"]] for length, result in results.items()]
+    report.table("Training", ["p", "seconds", "first loss", "last loss"], lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -85,6 +85,7 @@ def main() -> None:
         "batch_size": 32,
         "num_train_epochs": options.epochs,
         "learning_rate": options.learning_rate,
+        "per_device_train_batch_size": 4,
         "save_steps": 16,
     }
     book = {"path": str(options.document), "chapters": options.chapters}

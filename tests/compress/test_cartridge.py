@@ -28,7 +28,7 @@ def test_i12_it_starts_as_its_text_in_the_context(architecture):
     adapter = fw.attach(model, fw.Cartridge(context.shape[1]), init_ids=context)
     near(model(ids).logits, expected)
     cache = DynamicCache(config=model.config)
-    steps = [model(token[:, None], past_key_values=cache).logits for token in ids.T]
+    steps = [model(token[:, None], cache=cache).logits for token in ids.T]
     near(torch.cat(steps, dim=1), expected)
     shake(adapter)
     assert (model(ids).logits - expected).abs().max() > 1e-2

@@ -18,6 +18,7 @@ TESTED = {  # format → where its rows are compared with the other library's fo
     "llama-adapter": "test_convert_llama_adapter.py",
     "litgpt": "test_convert_llama_adapter.py",
     "parscale": "test_convert_parscale.py",
+    "kv-cache": "test_convert_kv_cache.py",
     "merged": "test_convert_command.py",
 }
 

@@ -30,8 +30,8 @@ def run(
         foreword convert out/support --to peft --output out/support-peft
 
     The converted adapter computes what the other library's own forward computes; what is lost is printed. Formats to
-    read: adapterhub, cartridges, he-unified, litgpt, llama-adapter, p-tuning-v2, parscale, peft. Formats to write:
-    merged, parscale, peft.
+    read: adapterhub, cartridges, he-unified, kv-cache, litgpt, llama-adapter, p-tuning-v2, parscale, peft. Formats to
+    write: kv-cache, merged, parscale, peft.
 
     Args:
         source: a folder or file of another library, or an adapter folder of this one.

@@ -25,6 +25,9 @@ def run(
     batch_size: int = 16,
     seed: int = 0,
     speed: bool = False,
+    document: str | None = None,
+    questions: str | None = None,
+    held_out: int = 64,
     dtype: str = "auto",
     json: bool = False,
 ) -> None:
@@ -35,6 +38,7 @@ def run(
         foreword eval --tasks restaurant,questions.jsonl --adapter out/support --speed
         foreword eval --tasks arc_easy,hellaswag --adapter out/support --limit 200
         foreword eval --tasks arc_easy@arc_easy_test.jsonl,my_task.yaml --model ./base
+        foreword eval --document manual.pdf --adapter out/manual --questions questions.jsonl
 
     A data file (JSONL, JSON, CSV, Parquet) is scored by what it holds: choices and labels by log-likelihood, prompts
     with completions or `references` by exact match, ROUGE and BLEU. Other tasks are lm-evaluation-harness's, by name,
@@ -55,6 +59,10 @@ def run(
         batch_size: rows of a batch.
         seed: of the draw of examples and of sampling.
         speed: also measure time to the first token, decoding rate, memory and the adapter's bytes.
+        document: a document that the adapter is a cartridge of, or several joined by commas: questions about it are
+            answered from nothing, from the cartridge, and from the document in the context.
+        questions: a data file of questions with their answers; by default the model writes them.
+        held_out: how many questions it writes.
         dtype: of the frozen model: "auto", "float32", "bfloat16", "float16".
         json: print the results as JSON.
     """
@@ -73,8 +81,8 @@ def run(
     from .output import console, show_json, show_table
 
     asked = [task.strip() for task in (tasks or "").split(",") if task.strip()]
-    if not asked and not speed:
-        raise ForewordError("eval needs --tasks, --speed or both")
+    if not asked and not speed and document is None:
+        raise ForewordError("eval needs --tasks, --speed or --document")
     network, tokenizer = load_with_adapter(model, adapter, dtype)
     to_fastest(network)
     given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
@@ -100,6 +108,11 @@ def run(
     if speed:
         folder = None if adapter is None else resolve_folder(adapter)
         summary["speed"] = measure_speed(network, adapter=folder, seed=seed).to_dict()
+    if document is not None:
+        from ..evaluate.document import evaluate_files
+
+        paths, new = document.split(","), max_new_tokens or 64
+        summary["document"] = evaluate_files(network, tokenizer, paths, questions, held_out, new, seed)
     if output is not None:
         for result in results:
             write_records(result, output)
@@ -111,6 +124,8 @@ def run(
         show_table([row for result in results for row in _rows(result)])
     if speed:
         show_table([{"": name, "value": value} for name, value in summary["speed"].items()])
+    if document is not None:
+        show_table(summary["document"], "Questions about the document")
     if output is not None:
         console.print(f"{output}: eval.json, and what the model said to each example", highlight=False)
 

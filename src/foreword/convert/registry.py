@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..errors import ForewordError
 from ..model.adapter import Adapter
 from ..model.host import host_of
-from . import adapterhub, cartridges, he_unified, litgpt, llama_adapter, merged, p_tuning_v2, parscale, peft
+from . import adapterhub, cartridges, he_unified, kv_cache, litgpt, llama_adapter, merged, p_tuning_v2, parscale, peft
 from .source import Converted, Source
 
 
@@ -155,6 +155,14 @@ FORMATS: dict[str, Format] = {
             parscale.matches,
             attach=lambda model, source, name: parscale.load_parscale(model, source.path, name),
             write=parscale.write,
+        ),
+        Format(
+            "kv-cache",
+            "a plain KV cache, in safetensors",
+            (Row("keys and values of every layer", "cartridge", "after", "↔"),),
+            kv_cache.matches,
+            kv_cache.read,
+            write=kv_cache.write,
         ),
         Format(
             "merged",

@@ -29,6 +29,7 @@ WEIGHTS = (  # in the order in which they are preferred
     "adapter_model.safetensors",
     "adapter.safetensors",
     "model.safetensors",
+    "kv_cache.safetensors",
     "adapter_model.bin",
     "pytorch_adapter.bin",
     "pytorch_model.bin",

@@ -17,13 +17,14 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compress.dialogue import Dialogue, Turns, common_start
+from ..compress.documents import read_documents
 from ..compress.self_study import SelfStudy, study
 from ..compress.shards import Conversations
 from ..data import load
 from ..errors import ForewordError
 from ..losses import keeps_logits
 from ..model.attach import set_active
-from ..model.host import host_of, host_with
+from ..model.host import host_of, host_on, host_with
 from ..serve.text import end_ids
 from .answers import exact, f1
 
@@ -85,6 +86,33 @@ def write_questions(
         for one in written
         if one.question and one.answer
     ]
+
+
+def evaluate_files(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    paths: Sequence[str | Path],
+    questions: str | Path | None = None,
+    held_out: int = 64,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """`evaluate_document` for documents in files and the active adapter, if there is one.
+
+    Args:
+        paths: of documents, read one after the other.
+        questions: a data file; None has the model write `held_out` of them.
+
+    Raises as `read_documents`, `read_questions` and `evaluate_document`.
+    """
+    document = Dialogue(tokenizer).encode(read_documents(paths))
+    if questions is None:
+        asked = write_questions(model, tokenizer, document, SelfStudy(conversations=held_out, seed=seed))
+    else:
+        asked = read_questions(questions, tokenizer)
+    host = host_on(model)
+    names = [] if host is None or host.active is None else [host.active]
+    return evaluate_document(model, tokenizer, document, asked, names, max_new_tokens=max_new_tokens)
 
 
 def evaluate_document(
@@ -206,14 +234,14 @@ def _prefilled(model: PreTrainedModel, ids: Sequence[int]) -> Cache:
     """The KV cache of a text that all prompts begin with."""
     cache = DynamicCache(config=model.config)
     if ids:
-        model(input_ids=_row(model, ids), past_key_values=cache, use_cache=True, **_last(model))
+        model(input_ids=_row(model, ids), cache=cache, use_cache=True, **_last(model))
     return cache
 
 
 def _loglikelihood(model: PreTrainedModel, ids: Sequence[int], answer: int, cache: Cache) -> float:
     """Σ log p of the last `answer` tokens, after what is in the cache."""
     row = _row(model, ids)
-    logits = model(input_ids=row[:, :-1], past_key_values=cache, use_cache=True, **_last(model, answer)).logits
+    logits = model(input_ids=row[:, :-1], cache=cache, use_cache=True, **_last(model, answer)).logits
     logprobs = logits[0, -answer:].float().log_softmax(-1)
     return logprobs.gather(1, row[0, -answer:, None]).sum().item()
 
@@ -229,7 +257,7 @@ def greedy(
     started = time.perf_counter()
     row, said, first = _row(model, ids), [], 0.0
     while True:
-        logits = model(input_ids=row, past_key_values=cache, use_cache=True, **_last(model)).logits
+        logits = model(input_ids=row, cache=cache, use_cache=True, **_last(model)).logits
         said.append(int(logits[0, -1].argmax()))
         first = first or time.perf_counter() - started
         if said[-1] in ends or len(said) == new:

@@ -138,3 +138,27 @@ def test_questions_have_to_be_some(model, document, tmp_path):
 def test_exact_match_and_f1(said, right, match, overlap):
     assert exact(said, right) == match
     assert f1(said, right) == pytest.approx(overlap)
+
+
+def test_on_the_command_line(model, tmp_path, capsys, monkeypatch):
+    import json
+
+    from foreword.cli import main
+
+    monkeypatch.setenv("FOREWORD_CACHE", str(tmp_path / "cache"))
+    model.save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    base, _ = fw.base(tmp_path / "base")
+    fw.attach(base, fw.Cartridge(8)).save(tmp_path / "cartridge")
+    (tmp_path / "a.txt").write_text("The lighthouse of Brenn was built in 1731.")
+    asked = tiny.write_jsonl(tmp_path / "questions.jsonl", [{"question": "When?", "answer": "In 1731."}])
+    words = ["eval", "--document", tmp_path / "a.txt", "--adapter", tmp_path / "cartridge", "--max_new_tokens", "3"]
+    for more, compared in ((["--questions", asked], True), (["--held_out", "2"], False)):
+        code = main([str(word) for word in (*words, *more, "--json")])
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        rows = json.loads(captured.out)["document"]
+        assert [row["context"] for row in rows] == ["nothing", "default", "document"]
+        assert all((row["f1"] is not None) == compared for row in rows)
+    assert main([str(word) for word in (*words, "--questions", asked)]) == 0
+    assert "gap closed" in capsys.readouterr().out

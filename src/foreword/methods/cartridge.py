@@ -34,7 +34,7 @@ class Cartridge(Method):
     """
 
     name: ClassVar[str] = "cartridge"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 2e-2
     citation: ClassVar[str] = (
         "Eyuboglu et al., Cartridges: Lightweight and general-purpose long context representations via self-study, 2025"
     )

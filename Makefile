@@ -18,8 +18,8 @@ demo: $(BIN)/.ready  ## train a frozen SmolLM2-135M on a small task and compare 
 	$(BIN)/foreword demo
 
 test: $(BIN)/.ready  ## lint, type-check and test
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 

@@ -15,7 +15,8 @@ from datasets import Dataset
 
 import foreword as fw
 import tiny
-from foreword.train import Diverged, Training, last_checkpoint, train
+from foreword.train import Training, last_checkpoint, train
+from foreword.trainer import Diverged
 
 METHOD = fw.PrefixTuning(length=4, dropout=0.1)  # dropout, so that random numbers matter
 

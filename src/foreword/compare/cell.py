@@ -20,7 +20,8 @@ from ..devices import to_fastest
 from ..evaluate import Task, evaluate, write_records
 from ..model.attach import detach
 from ..space import from_dict
-from ..train import Diverged, Training, TrainResult, train
+from ..train import Training, TrainResult, train
+from ..trainer import Diverged
 from .budget import steps_within
 from .insight import gates, prefix_mass
 from .study import Length

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..losses import distillation_loss
 from ..methods import Cartridge
-from ..train import AdapterTrainer, Training, TrainResult, train
+from ..train import Training, TrainResult, train
+from ..trainer import AdapterTrainer
 from .shards import Conversations, collate
 
 UNTOUCHED = {"remove_unused_columns": False, "dataset_kwargs": {"skip_prepare_dataset": True}}  # rows of a dataset

@@ -276,8 +276,10 @@ def _last(model: PreTrainedModel, columns: int = 1) -> dict[str, int]:
 
 
 def _nbytes(cache: Cache) -> int:
-    layers = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+    states = (
+        states for layer in cache.layers for states in (getattr(layer, "keys", None), getattr(layer, "values", None))
+    )
+    return sum(tensor.nbytes for tensor in states if tensor is not None)
 
 
 def _progress(items: Sequence[Any], description: str):

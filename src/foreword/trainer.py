@@ -1,0 +1,87 @@
+"""TRL's SFTTrainer for adapters: what it saves, what it computes, when it stops, and what it shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+from trl import SFTTrainer
+
+from .checkpoint import is_sharded, restore
+from .errors import ForewordError
+from .losses import completion_loss
+from .model.adapter import Adapter
+
+
+class Diverged(ForewordError):
+    """The loss stopped being a number."""
+
+
+class AdapterTrainer(SFTTrainer):
+    """SFTTrainer whose checkpoints hold the adapter instead of the model. It stops at a loss that is no number."""
+
+    def __init__(self, *args: Any, adapter: Adapter, **kwargs: Any) -> None:
+        self.adapter = adapter
+        self._recent: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # not looked at: step, loss, first token ids
+        super().__init__(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = completion_loss(model, inputs, num_items_in_batch)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # N counts the tokens of all, and gradients are averaged
+        if model.training:
+            self._recent.append((self.state.global_step + 1, loss.detach(), inputs["input_ids"][0, :16].clone()))
+            if len(self._recent) == 1000:  # for those who never log
+                self._look_at_losses()
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            self._look_at_losses()
+        super().log(logs, *args, **kwargs)
+
+    def _look_at_losses(self) -> None:
+        """Raise `Diverged` for the first loss that is no number since the last look; nothing waits for one before."""
+        recent, self._recent = self._recent, []
+        for index, (step, loss, ids) in enumerate(recent):
+            if not torch.isfinite(loss):
+                batch = sum(earlier == step for earlier, _, _ in recent[: index + 1])
+                tokenizer: Any = self.processing_class
+                raise Diverged(
+                    f"the loss is {loss.item()} at step {step}, in batch {batch} of the step, whose first row begins "
+                    f"{tokenizer.decode(ids)!r}; lower learning_rate ({self.args.learning_rate:g})"
+                )
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        if self.args.should_save or is_sharded(self.adapter):
+            self.adapter.save(str(output_dir or self.args.output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        restore(self.adapter, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        restore(self.adapter, str(self.state.best_model_checkpoint))
+
+
+class ProgressBar(TrainerCallback):
+    """A bar with the loss and the time left, on a terminal only."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+        console = Console(stderr=True)
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.progress.start()
+        self.task = self.progress.add_task("", total=state.max_steps, completed=state.global_step, loss="")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.progress.update(self.task, completed=state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in (logs or {}):
+            self.progress.update(self.task, loss=f"loss {logs['loss']:.3f}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.progress.stop()

@@ -32,7 +32,7 @@ class Lora(Method):
     """
 
     name: ClassVar[str] = "lora"
-    learning_rate: ClassVar[float] = 1e-3
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = "Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022"
     size: ClassVar[str | None] = "r"
 

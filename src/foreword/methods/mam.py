@@ -31,7 +31,7 @@ class Mam(Method):
     """
 
     name: ClassVar[str] = "mam"
-    learning_rate: ClassVar[float] = 1e-3
+    learning_rate: ClassVar[float] = 3e-3
     citation: ClassVar[str] = UNIFIED_VIEW
     size: ClassVar[str | None] = "bottleneck"
 

@@ -56,7 +56,7 @@ class ParallelAdapter(Method):
     """
 
     name: ClassVar[str] = "parallel-adapter"
-    learning_rate: ClassVar[float] = 1e-3
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = UNIFIED_VIEW
     size: ClassVar[str | None] = "bottleneck"
 

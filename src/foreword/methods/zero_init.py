@@ -86,7 +86,7 @@ class ZeroInitNonlinear(Method):
     """
 
     name: ClassVar[str] = "zero-init-nonlinear"
-    learning_rate: ClassVar[float] = 3e-3
+    learning_rate: ClassVar[float] = 3e-2
     citation: ClassVar[str] = "On Zero-Initialized Attention: Optimal Prompt and Gating Factor Estimation, ICML 2025"
     size: ClassVar[str | None] = "length"
 

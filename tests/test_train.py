@@ -191,7 +191,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
 
 def test_the_batch_that_is_no_number_is_named(tmp_path, monkeypatch):
     """Found when the step is logged, two batches and a step later."""
-    import foreword.train as module
+    import foreword.trainer as module
 
     def loss_of(model, inputs, num_items):
         loss, outputs = completion_loss(model, inputs, num_items)

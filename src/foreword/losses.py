@@ -38,7 +38,7 @@ def completion_loss(
         num_items: N, where a batch is accumulated over several calls; the number of learned tokens here by default.
 
     Returns:
-        The loss and the model's outputs, whose logits are those of the columns that were computed.
+        The loss and the model's outputs, whose logits are those of the tokens that were computed.
     """
     labels = inputs["labels"]
     targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]  # (B, T): the next token
@@ -53,7 +53,7 @@ def completion_loss(
 def by_chunks(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
     """The sum of the loss over all learned tokens, from what enters the head."""
     head = _unwrapped(model).get_output_embeddings()
-    with _one_column(head) as seen:
+    with _one_token(head) as seen:
         outputs = model(**inputs, use_cache=False)
     if not torch.equal(outputs.logits, seen["logits"]):
         _dressed.add(_unwrapped(model))
@@ -156,13 +156,13 @@ def _unwrapped(model: Any) -> PreTrainedModel:
 
 
 @contextmanager
-def _one_column(head: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Within the block `head` computes the last column only; what it was given and what it made are kept."""
+def _one_token(head: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Within the block `head` computes one token only; what it was given and what it made are kept."""
     seen: dict[str, Tensor] = {}
 
     def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         seen["hidden"] = args[0]
-        return (args[0][:, -1:], *args[1:])
+        return (args[0][:1, -1:], *args[1:])
 
     def after(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
         seen["logits"] = logits

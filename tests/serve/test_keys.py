@@ -97,6 +97,7 @@ def test_an_administrator_may_all(shared):
 
 def test_health_and_metrics_need_no_key_and_name_nobody(shared):
     assert ask(shared, "GET", "/health").json() == {"status": "ok"}
+    assert complete(shared, "acme-key", "a0") == 200
     metrics = ask(shared, "GET", "/metrics").text
     assert 'foreword_requests_total{route="/v1/completions",status="200"}' in metrics
     assert "acme" not in metrics

@@ -122,7 +122,7 @@ def _entries(study: Study) -> list[Entry]:
 
 
 def _hours(outcomes: Sequence[Outcome]) -> float:
-    return round(sum(outcome.seconds for outcome in outcomes) / 3600, 3)
+    return round(sum(outcome.seconds for outcome in outcomes) / 3600, 5)
 
 
 def _own_rate(entry: Entry) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from .attention.readers import watch_paths
+from .devices import now
 from .losses import completion_loss
 from .model.adapter import Adapter
 from .model.attach import attach, set_active
@@ -149,10 +149,10 @@ def _interleaved(model: PreTrainedModel, arms: dict[str, Callable[[], Any]], rou
     labels = list(arms)
     for turn in range(-1, rounds):
         for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
-            start = _now(model)
+            start = now(model)
             arms[label]()
             if turn >= 0:
-                seconds[label].append(_now(model) - start)
+                seconds[label].append(now(model) - start)
     return seconds
 
 
@@ -169,9 +169,3 @@ def _ranges(numbers: list[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-
-
-def _now(model: PreTrainedModel) -> float:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    return time.perf_counter()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+
+from ..devices import now
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ def measure_speed(
 
 def _run(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> tuple[float, float, int]:
     """Seconds to the first token, tokens a second after it, bytes of the KV cache."""
-    started = _now()
+    started = now(model)
     _generate(model, ids, 1)
-    first = _now()
+    first = now(model)
     cache = _generate(model, ids, new_tokens).past_key_values
-    prefill, whole = first - started, _now() - first
+    prefill, whole = first - started, now(model) - first
     tensors = [t for layer in cache.layers for t in (layer.keys, layer.values) if t is not None]
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return prefill, (new_tokens - 1) * len(ids) / (whole - prefill), size
@@ -100,13 +101,6 @@ def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> Any
         do_sample=False,
         return_dict_in_generate=True,
     )
-
-
-def _now() -> float:
-    """The time, once the GPU has done what it was asked."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _peak() -> int:

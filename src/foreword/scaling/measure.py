@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from ..devices import now
 from ..methods.parscale import ParScale
 from ..model.attach import attach
 from ..model.rows import set_streams
@@ -85,12 +85,12 @@ def _generate(model: PreTrainedModel, work: Workload) -> Run:
     """Seconds of the prefill and of the decoding of `new` arbitrary tokens, and bytes of the cache."""
     ids = torch.arange(work.batch * work.prompt, device=model.device).view(work.batch, -1) % model.config.vocab_size
     cache = DynamicCache(config=model.config)
-    start = _now(model)
+    start = now(model)
     token = model(ids, cache=cache, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
-    middle = _now(model)
+    middle = now(model)
     for _ in range(work.new - 1):
         token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
-    end = _now(model)
+    end = now(model)
     states = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]
     held = sum(x.numel() * x.element_size() for x in states)
     return middle - start, end - middle, held
@@ -119,9 +119,3 @@ def _random(config: Any, dtype: torch.dtype) -> PreTrainedModel:
 
 def _bytes(model: PreTrainedModel) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def _now(model: PreTrainedModel) -> float:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    return time.perf_counter()

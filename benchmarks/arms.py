@@ -105,6 +105,10 @@ def make(model: PreTrainedModel, lengths: list[int], peer_lengths: list[int]) ->
         arms[f"concatenation l={length}"] = Concatenated(carrier, length)
         config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=length)
         arms[f"PEFT prefix tuning l={length}"] = Arm(peft.get_peft_model(model, config))
+    config = peft.AdaptionPromptConfig(
+        task_type="CAUSAL_LM", adapter_len=30, adapter_layers=len(model.model.layers) - 2
+    )
+    arms["PEFT LLaMA-Adapter l=30"] = Arm(peft.get_peft_model(copy.deepcopy(model), config))
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"])
     arms["PEFT LoRA r=8"] = Arm(peft.get_peft_model(lora, config))
     return arms

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from .attention.readers import watch_paths
-from .devices import now
 from .losses import completion_loss
+from .measuring import now
 from .model.adapter import Adapter
 from .model.attach import attach, set_active
 from .space import Method

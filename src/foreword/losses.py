@@ -64,12 +64,9 @@ def by_chunks(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tupl
 
 def by_columns(model: nn.Module, inputs: dict[str, Any], targets: Tensor) -> tuple[Tensor, Any]:
     """The sum of the loss over all learned tokens, from the model's own logits."""
-    if keeps_logits(_unwrapped(model)):
-        columns = (targets != IGNORED).any(dim=0).nonzero().squeeze(1)
-        inputs, targets = {**inputs, "logits_to_keep": columns}, targets[:, columns]
-    outputs = model(**inputs, use_cache=False)
-    logits = outputs.logits.flatten(0, 1).float()
-    return nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum"), outputs
+    learned = targets != IGNORED
+    logits, outputs = _learned_logits(model, inputs, learned)
+    return nn.functional.cross_entropy(logits, targets[learned], reduction="sum"), outputs
 
 
 def distillation_loss(
@@ -93,14 +90,19 @@ def distillation_loss(
     own = {"labels", "teacher_ids", "teacher_logprobs"}
     rest = {name: value for name, value in inputs.items() if name not in own}
     learned = nn.functional.pad(inputs["labels"], (0, 1), value=IGNORED)[:, 1:] != IGNORED  # (B, T): the next token is
-    if keeps_logits(_unwrapped(model)):
-        columns = learned.any(dim=0).nonzero().squeeze(1)
-        rest["logits_to_keep"], learned = columns, learned[:, columns]
-    outputs = model(**rest, use_cache=False)
-    logits = outputs.logits[learned].float()  # (N, V)
+    logits, outputs = _learned_logits(model, rest, learned)
     student = logits.gather(1, inputs["teacher_ids"]) - logits.logsumexp(1, keepdim=True)  # (N, k)
     loss = -(inputs["teacher_logprobs"].exp() * student).sum()
     return loss / (len(logits) if num_items is None else num_items), outputs
+
+
+def _learned_logits(model: nn.Module, inputs: dict[str, Any], learned: Tensor) -> tuple[Tensor, Any]:
+    """Logits (N, V) in fp32 of the N learned places of (B, T), made for the columns that some row learns."""
+    if keeps_logits(_unwrapped(model)):
+        columns = learned.any(dim=0).nonzero().squeeze(1)
+        inputs, learned = {**inputs, "logits_to_keep": columns}, learned[:, columns]
+    outputs = model(**inputs, use_cache=False)
+    return outputs.logits[learned].float(), outputs
 
 
 def keeps_logits(model: PreTrainedModel) -> bool:

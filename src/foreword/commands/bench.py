@@ -35,9 +35,11 @@ def run(
 
     from ..base import base
     from ..bench import bench, kernel_paths
+    from ..devices import to_fastest
     from .output import show_json, show_table
 
     network, _ = base(model, dtype=dtype)
+    to_fastest(network)
     if kernels:
         paths = kernel_paths(network, [method])
         show_json(paths) if json else show_table(paths)

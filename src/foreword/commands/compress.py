@@ -31,8 +31,10 @@ def run(
     """
     from ..base import text_base
     from ..compress import compress, read_documents
+    from ..devices import to_fastest
     from .output import show_training
 
     text = read_documents(documents)
     network, tokenizer = text_base(model, dtype=dtype)
+    to_fastest(network)
     show_training(compress(network, tokenizer, text, settings, output), json)

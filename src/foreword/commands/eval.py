@@ -70,7 +70,6 @@ def run(
     from pathlib import Path
 
     from ..checkpoint import resolve_folder
-    from ..devices import to_fastest
     from ..errors import ForewordError
     from ..evaluate import evaluate, read_task, write_records
     from ..evaluate.evaluation import default_sampling
@@ -84,7 +83,6 @@ def run(
     if not asked and not speed and document is None:
         raise ForewordError("eval needs --tasks, --speed or --document")
     network, tokenizer = load_with_adapter(model, adapter, dtype)
-    to_fastest(network)
     given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     chosen = {name: value for name, value in given.items() if value is not None}
     own = [task for task in asked if (task.endswith(DATA) and "@" not in task) or task == RESTAURANT]

@@ -8,13 +8,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..base import text_base
 from ..checkpoint import load, read_config, resolve_folder
+from ..devices import to_fastest
 from ..model.rows import set_streams
 
 
 def load_with_adapter(
     model: str | None, adapter: str | None, dtype: str, streams: int | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The base and its tokenizer, with the adapter active if there is one.
+    """The base and its tokenizer, with the adapter active if there is one, on the accelerator if there is one.
 
     Without `model`, the base is the one that the adapter was trained on. `streams` is for adapters of parscale.
     """
@@ -24,6 +25,7 @@ def load_with_adapter(
     network, tokenizer = text_base(model, dtype=dtype)
     if folder is not None:
         load(network, folder)
+    to_fastest(network)
     if streams is not None:
         set_streams(network, streams)
     return network, tokenizer

@@ -41,7 +41,8 @@ def run(
     import logging
     from pathlib import Path
 
-    from ..base import base
+    from ..base import text_base
+    from ..devices import to_fastest
     from ..errors import ForewordError
     from ..serve import require_extra
 
@@ -55,9 +56,8 @@ def run(
     folder = None if adapters is None else Path(adapters)
     if folder is not None and not folder.is_dir():
         raise ForewordError(f"there is no folder {adapters}")
-    network, tokenizer = base(model, dtype=dtype)
-    if tokenizer is None:
-        raise ForewordError(f"{model} has no tokenizer")
+    network, tokenizer = text_base(model, dtype=dtype)
+    to_fastest(network)
     asyncio.run(
         serve(
             network,

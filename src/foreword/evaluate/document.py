@@ -23,6 +23,7 @@ from ..compress.shards import Conversations
 from ..data import load
 from ..errors import ForewordError
 from ..losses import keeps_logits
+from ..measuring import cache_bytes
 from ..model.attach import set_active
 from ..model.host import host_of, host_on, host_with
 from ..serve.text import end_ids
@@ -208,7 +209,7 @@ def _answers(
     times = []
     for prompt in prompts[:timed]:
         fresh = DynamicCache(config=model.config)
-        times.append((*greedy(model, prompt, fresh, new, frozenset())[1:], _nbytes(fresh)))
+        times.append((*greedy(model, prompt, fresh, new, frozenset())[1:], cache_bytes(fresh)))
     stored = 0 if arm.adapter is None else host_with(model, arm.adapter).require(arm.adapter).num_stored
     return {
         "context": arm.name,
@@ -273,13 +274,6 @@ def _row(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 def _last(model: PreTrainedModel, columns: int = 1) -> dict[str, int]:
     """The argument for logits of the last columns alone, where the model has it."""
     return {"logits_to_keep": columns} if keeps_logits(model) else {}
-
-
-def _nbytes(cache: Cache) -> int:
-    states = (
-        states for layer in cache.layers for states in (getattr(layer, "keys", None), getattr(layer, "values", None))
-    )
-    return sum(tensor.nbytes for tensor in states if tensor is not None)
 
 
 def _progress(items: Sequence[Any], description: str):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..devices import now
+from ..measuring import cache_bytes, now
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ def _run(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> tuple[fl
     first = now(model)
     cache = _generate(model, ids, new_tokens).past_key_values
     prefill, whole = first - started, now(model) - first
-    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values) if t is not None]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return prefill, (new_tokens - 1) * len(ids) / (whole - prefill), size
+    return prefill, (new_tokens - 1) * len(ids) / (whole - prefill), cache_bytes(cache)
 
 
 def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from ..devices import now
+from ..measuring import cache_bytes, now
 from ..methods.parscale import ParScale
 from ..model.attach import attach
 from ..model.rows import set_streams
@@ -91,9 +91,7 @@ def _generate(model: PreTrainedModel, work: Workload) -> Run:
     for _ in range(work.new - 1):
         token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
     end = now(model)
-    states = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]
-    held = sum(x.numel() * x.element_size() for x in states)
-    return middle - start, end - middle, held
+    return middle - start, end - middle, cache_bytes(cache)
 
 
 def _interleaved(arms: dict[Any, Callable[[], Run]], rounds: int) -> dict[Any, list[Run]]:

@@ -1,0 +1,19 @@
+"""What a model costs: seconds, and bytes of its cache."""
+
+import time
+from typing import Any
+
+import torch
+
+
+def now(model: Any) -> float:
+    """Seconds on a clock, once the GPU that a model is on, if it is on one, has done what it was asked."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter()
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes of the keys and values in a KV cache of transformers; a layer without them (state-space) counts none."""
+    states = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return sum(tensor.nbytes for tensor in states if tensor is not None)

@@ -5,7 +5,9 @@
 Compresses the first chapter of Alice in Wonderland for SmolLM2-135M to p = 32 … 512 tokens, and asks held-out questions
 that the model itself wrote with pieces of the chapter in view. The log-likelihood of the answers is measured with
 nothing in the context, with the cartridge untrained (the first p tokens of the chapter) and trained, and with the
-chapter. Self-study is shared by all lengths. Resumable.
+chapter. Training on a teacher's answers also teaches their manner, whatever they are about: a cartridge of the second
+chapter, trained alike, is the control that shows how much of the gap that closes. Self-study is shared by all lengths.
+Resumable.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from foreword.base import text_base
 from foreword.cells import Cell, failures, run_cells
 from foreword.compress import Compression, Dialogue, compress, init_ids, read_document
 from foreword.demo import fast_dtype
+from foreword.errors import ForewordError
 from foreword.evaluate.document import evaluate_document, write_questions
 from foreword.methods import Cartridge
 
@@ -32,7 +36,7 @@ CHAPTER = re.compile(r"^ +CHAPTER [IVXLC]+$", re.MULTILINE)
 
 
 def train(book: dict[str, Any], length: int, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Compress to one length, into `folder`."""
+    """Compress to one length, into `folder`. `book` holds the arguments of `text_of`."""
     model, tokenizer = text_base("smollm2", dtype=fast_dtype())
     compression = Compression(length=length, **settings)
     result = compress(model, tokenizer, text_of(**book), compression, folder / "cartridge")
@@ -40,7 +44,9 @@ def train(book: dict[str, Any], length: int, settings: dict[str, Any], folder: P
     return {"folder": str(folder / "cartridge"), "seconds": round(result.seconds), "loss": [losses[0], losses[-1]]}
 
 
-def evaluate(book: dict[str, Any], questions: int, settings: dict[str, Any], trained: dict[str, str]) -> dict[str, Any]:
+def evaluate(
+    book: dict[str, Any], questions: int, settings: dict[str, Any], trained: dict[str, str], control: str
+) -> dict[str, Any]:
     """Ask held-out questions with every cartridge, trained and untrained; `trained` is p → folder."""
     model, tokenizer = text_base("smollm2", dtype=fast_dtype())
     dialogue = Dialogue(tokenizer)
@@ -51,15 +57,18 @@ def evaluate(book: dict[str, Any], questions: int, settings: dict[str, Any], tra
         start = init_ids(model, dialogue, ids, Compression(length=int(length)))
         names.append(fw.attach(model, Cartridge(int(length)), name=f"untrained {length}", init_ids=start).name)
         names.append(fw.load(model, folder, name=f"trained {length}").name)
+    names.append(fw.load(model, control, name="control").name)
     rows = evaluate_document(model, tokenizer, ids, asked, names)
     return {"rows": {row["context"]: row for row in rows}, "document": len(ids), "questions": len(asked)}
 
 
-def text_of(path: str, chapters: int) -> str:
-    """The first chapters of a book whose chapters have headings like CHAPTER IV."""
+def text_of(path: str, chapters: int, skipped: int = 0) -> str:
+    """Chapters of a book that have headings like CHAPTER IV, from the first that is not skipped."""
     text = read_document(path)
-    starts = [found.start() for found in CHAPTER.finditer(text)]
-    return text if len(starts) <= chapters else text[starts[0] : starts[chapters]].strip()
+    borders = [*(found.start() for found in CHAPTER.finditer(text)), len(text)]
+    if skipped + chapters >= len(borders):
+        raise ForewordError(f"{path} has {len(borders) - 1} chapters; {skipped + chapters} are asked for")
+    return text[borders[skipped] : borders[skipped + chapters]].strip()
 
 
 def main() -> None:
@@ -68,8 +77,9 @@ def main() -> None:
     parser.add_argument("--document", default=str(alice), help="a text with headings like CHAPTER IV")
     parser.add_argument("--chapters", type=int, default=1)
     parser.add_argument("--lengths", type=int, nargs="*", default=[32, 64, 128, 256, 512])
+    parser.add_argument("--control", type=int, default=128, help="length of the other chapter's cartridge")
     parser.add_argument("--conversations", type=int, default=160)
-    parser.add_argument("--questions", type=int, default=32)
+    parser.add_argument("--questions", type=int, default=64)
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--learning_rate", type=float)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -93,17 +103,21 @@ def main() -> None:
         Cell(f"p{length}", train, {"book": book, "length": length, "settings": settings}, folder=True)
         for length in options.lengths
     ]
-    trained = run_cells(cells, options.output, workers=1, threads=options.threads, description="compressing")
-    if (problems := failures(trained)) is not None:
+    other = {"book": book | {"skipped": options.chapters}, "length": options.control, "settings": settings}
+    cells.append(Cell(f"control-p{options.control}", train, other, folder=True))
+    run = partial(run_cells, output=options.output, workers=1, threads=options.threads)
+    done = run(cells, description="compressing")
+    if (problems := failures(done)) is not None:
         raise SystemExit(problems)
+    *trained, control = done
     folders = {str(one.cell.arguments["length"]): one.result["folder"] for one in trained}
     asking = {"book": book, "questions": options.questions, "settings": settings, "trained": folders}
-    [asked] = run_cells([Cell("questions", evaluate, asking)], options.output, workers=1, threads=options.threads)
+    [asked] = run([Cell("questions", evaluate, asking | {"control": control.result["folder"]})])
     if (problems := failures([asked])) is not None:
         raise SystemExit(problems)
     report = Report({"chapters": options.chapters, "dtype": str(fast_dtype()).removeprefix("torch."), **settings})
     curve(report, asked.result)
-    training(report, {str(one.cell.arguments["length"]): one.result for one in trained})
+    training(report, {str(one.cell.arguments["length"]): one.result for one in trained} | {"control": control.result})
     report.save(options.output, "cartridge")
 
 
@@ -116,13 +130,16 @@ def curve(report: Report, result: dict[str, Any]) -> None:
         if name.startswith("trained"):
             untrained = rows[f"un{name}"]["gap closed"]
             lines.append([f"p = {row['tokens']}", f"{total / row['tokens']:.1f}", *_numbers(row, untrained)])
+    control = rows["control"]
+    lines.append([f"p = {control['tokens']} of another chapter", "", *_numbers(control)])
     lines.append([f"{document}, {rows[document]['tokens']:,} tokens", "1", *_numbers(rows[document])])
-    head = ["in context", "× fewer", "log p a token", "gap closed", "untrained", "first token, s", "tokens/s", "KV, MB"]
-    report.table(f"{result['questions']} held-out questions", head, lines)
+    numbers = ["log p a token", "gap closed (95 %)", "untrained", "first token, s", "tokens/s", "KV, MB"]
+    report.table(f"{result['questions']} held-out questions", ["in context", "× fewer", *numbers], lines)
 
 
 def _numbers(row: dict[str, Any], untrained: float | None = None) -> list[Any]:
-    closed = "" if untrained is None else f"{row['gap closed']:.0%}"
+    low, closed, high = row["gap low"], row["gap closed"], row["gap high"]
+    closed = f"{closed:.0%} ({low:.0%} to {high:.0%})" if low != high else f"{closed:.0%}"
     before = "" if untrained is None else f"{untrained:.0%}"
     speed = [row["first token s"], row["tokens/s"], row["KV bytes"] / 1e6]
     return [f"{row['loglik/token']:.3f}", closed, before, *speed]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from foreword.evaluate.intervals import crossed_mean, holm, paired, proportion, resampled_means
+from foreword.evaluate.intervals import crossed_mean, holm, paired, proportion, ratio, resampled_means
 
 
 def test_wilson_at_eight_of_ten():
@@ -28,6 +28,17 @@ def test_the_variance_between_items_is_theirs():
     table = np.tile(np.arange(100.0), (3, 1))
     assert resampled_means(table, seed=0).std() == pytest.approx(table[0].std() / 10, rel=0.02)
     assert crossed_mean(table).value == 49.5
+
+
+def test_a_ratio_varies_as_the_delta_method_says():
+    draw = np.random.default_rng(0)
+    under = draw.normal(5, 1, 400)
+    over = 2 * under + draw.normal(0, 1, 400)
+    found = ratio(over, under)
+    residual = over - found.value * under
+    assert found.value == over.sum() / under.sum()
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * residual.std() / under.mean() / 20, rel=0.05)
+    assert ratio(3 * under, under) == pytest.approx((3, 3, 3))
 
 
 def test_what_two_methods_share_cancels():

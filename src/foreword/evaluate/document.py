@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -28,6 +29,7 @@ from ..model.attach import set_active
 from ..model.host import host_of, host_on, host_with
 from ..serve.text import end_ids
 from .answers import exact, f1
+from .intervals import ratio
 
 HELD_OUT = 2**20  # added to the seed of self-study: other chunks, other questions
 
@@ -137,8 +139,9 @@ def evaluate_document(
 
     Returns:
         A row for each arm: tokens in front of the question, log-likelihood per answer token in nats, the part of the
-        gap between nothing and the document that is closed, exact match and F1 where answers are given, median seconds
-        to the first token with nothing cached, tokens per second after it, and bytes of keys and values at that time.
+        gap between nothing and the document that is closed with its 95 % interval (a bootstrap over the questions),
+        exact match and F1 where answers are given, median seconds to the first token with nothing cached, tokens per
+        second after it, and bytes of keys and values at that time.
 
     Raises:
         ForewordError: there are no questions, or none fits the model's context.
@@ -151,17 +154,20 @@ def evaluate_document(
     host = host_of(model)
     active = host.active
     ends = end_ids(model, tokenizer)
-    rows = []
+    rows, logliks = [], []
     try:
         for arm in arms:
             set_active(model, arm.adapter)
-            rows.append(_answers(model, dialogue, arm, questions, max_new_tokens, timed, ends))
+            row, of_questions = _answers(model, dialogue, arm, questions, max_new_tokens, timed, ends)
+            rows.append(row)
+            logliks.append(np.array(of_questions))
     finally:
         set_active(model, active)
         host.leave_if_empty()
-    low, high = rows[0]["loglik/token"], rows[-1]["loglik/token"]
-    for row in rows:
-        row["gap closed"] = (row["loglik/token"] - low) / (high - low) if high != low else None
+    nothing, whole = logliks[0], logliks[-1]
+    if whole.sum() != nothing.sum():
+        for row, own in zip(rows, logliks, strict=True):
+            row["gap closed"], row["gap low"], row["gap high"] = ratio(own - nothing, whole - nothing)
     return rows
 
 
@@ -191,16 +197,16 @@ def _answers(
     new: int,
     timed: int,
     ends: frozenset[int],
-) -> dict[str, Any]:
-    """The row of one arm."""
+) -> tuple[dict[str, Any], list[float]]:
+    """The row of one arm, and the log-likelihood of the answer to each question."""
     prompts = [dialogue.ids(question.prompt, text=arm.text) for question in questions]
     wholes = [dialogue.ids(question.prompt, question.answer, text=arm.text) for question in questions]
     shared = min(common_start([*prompts, *wholes]), min(map(len, prompts)) - 1)
     cache = _prefilled(model, prompts[0][:shared])
-    total, tokens, said = 0.0, 0, []
+    logliks, tokens, said = [], 0, []
     for question, prompt, whole in _progress(list(zip(questions, prompts, wholes, strict=True)), arm.name):
         answer = len(whole) - common_start([prompt, whole])
-        total += _loglikelihood(model, whole[shared:], answer, copy.deepcopy(cache))
+        logliks.append(_loglikelihood(model, whole[shared:], answer, copy.deepcopy(cache)))
         tokens += answer
         if question.given:
             ids, _, _ = greedy(model, prompt[shared:], copy.deepcopy(cache), new, ends)
@@ -211,17 +217,20 @@ def _answers(
         fresh = DynamicCache(config=model.config)
         times.append((*greedy(model, prompt, fresh, new, frozenset())[1:], cache_bytes(fresh)))
     stored = 0 if arm.adapter is None else host_with(model, arm.adapter).require(arm.adapter).num_stored
-    return {
+    row = {
         "context": arm.name,
         "tokens": _entries(model, arm),
-        "loglik/token": total / tokens,
+        "loglik/token": sum(logliks) / tokens,
         "gap closed": None,
+        "gap low": None,
+        "gap high": None,
         "exact": statistics.mean(exact(*pair) for pair in said) if said else None,
         "f1": statistics.mean(f1(*pair) for pair in said) if said else None,
         "first token s": statistics.median(first for first, _, _ in times),
         "tokens/s": statistics.median((new - 1) / rest for _, rest, _ in times),
         "KV bytes": round(statistics.median(size for *_, size in times)) + stored * model.dtype.itemsize,
     }
+    return row, logliks
 
 
 def _entries(model: PreTrainedModel, arm: Arm) -> int:

@@ -51,6 +51,15 @@ def mean(values: Sequence[float], seed: int = 0) -> Interval:
     return crossed_mean([values], seed)
 
 
+def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> Interval:
+    """Σ numerators / Σ denominators over the same N items, with the percentile interval of drawing the items again."""
+    over, under = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
+    items = len(over)
+    counts = np.random.default_rng(seed).multinomial(items, np.full(items, 1 / items), RESAMPLES)  # (RESAMPLES, N)
+    low, high = np.quantile((counts @ over) / (counts @ under), [0.025, 0.975])
+    return Interval(float(over.sum() / under.sum()), float(low), float(high))
+
+
 def crossed_mean(scores: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     """The mean of scores (S, N), of S runs with different seeds on the same N items, under resampling of both."""
     table = np.asarray(scores, dtype=float)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from conformance import shake, small
 from foreword.serve.engine import Engine
 from foreword.serve.jobs import Busy, Closing, Decoding, Failed, Refused
 from foreword.serve.limits import Limits
+from foreword.serve.paged import obstacle_to_paging
 
 NEW = 8
 SEEDS = 6
@@ -102,6 +104,24 @@ def test_a_model_that_can_not_be_packed_is_named_in_the_log(caplog, tmp_path):
     with caplog.at_level(logging.WARNING, "foreword.serve"):
         assert using(zoo.make("gemma2"), tmp_path, use) in caplog.text
     assert "its attention is 'eager'" in caplog.text
+
+
+def test_packing_may_choose_between_equal_tokens_and_no_others(monkeypatch):
+    model = zoo.make("llama")
+    head = model.get_output_embeddings().weight.data
+    head[1] = head[0]  # two tokens of equal logits, the highest of all with this bias
+    model.get_output_embeddings().bias = torch.nn.Parameter(
+        torch.zeros(len(head)).index_fill_(0, torch.arange(2), 100.0)
+    )
+
+    def says(tokens):
+        packed = {name: SimpleNamespace(generated_tokens=tokens, error=None) for name in "ab"}
+        monkeypatch.setattr(model, "generate_batch", lambda prompts, **settings: packed)
+        return obstacle_to_paging(model)
+
+    assert says([0] * 8) is None
+    assert says([0, 1] * 4) is None
+    assert "answers [0, 0, 0, 0, 0, 0, 0, 2] where the model says [0, 0, 0, 0, 0, 0, 0, 0]" in says([0] * 7 + [2])
 
 
 def test_the_model_is_left_as_it_was(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from foreword import cells
 from foreword.cells import Cell, failures, run_cells
 from foreword.errors import ForewordError
 
@@ -210,3 +211,18 @@ def test_ray_computes_the_same_results(tmp_path):
         ray.shutdown()
     assert [outcome.result["square"] for outcome in outcomes[:4]] == [0, 1, 4, 9]
     assert "no root of 4" in outcomes[4].error
+
+
+def test_the_bar_counts_what_is_missing_and_what_comes_later(tmp_path, monkeypatch):
+    bars = []
+
+    class Recorded(cells.Progress):
+        def add_task(self, *arguments, **fields):
+            bars.append(fields)
+            return super().add_task(*arguments, **fields)
+
+    monkeypatch.setattr(cells, "Progress", Recorded)
+    run_cells(grid(count=2), tmp_path, workers=1)
+    later = [Cell(f"later{x}", square, {"x": x}, cost=10) for x in range(3)]
+    run_cells(grid(count=4), tmp_path, workers=1, later=later)
+    assert [(bar["cells"], bar["total"]) for bar in bars] == [(2, 2), (5, 32)]

@@ -93,6 +93,7 @@ def run_cells(
     backend: Backend = "processes",
     resources: Mapping[str, float] | None = None,
     description: str = "cells",
+    later: Sequence[Cell] = (),
 ) -> list[Outcome]:
     """Compute the cells whose result is not in `output` yet and return every cell's outcome, in the order of `cells`.
 
@@ -103,6 +104,7 @@ def run_cells(
       number of cells in flight, by default all, and cells that have folders need an `output` that the nodes share.
     * `resources`: what a cell asks of Ray, for example {"num_cpus": 1, "num_gpus": 1}; by default a CPU a thread.
     * `description`: the name of the progress bar.
+    * `later`: cells that the caller will run after these; the bar counts them, so that its time is that of the whole.
 
     A cell that raises, or whose process dies, becomes an `Outcome` with an `error`, its traceback is kept beside
     where its result would be (NAME.error.txt), and the other cells go on; it is tried again by the next run. Progress
@@ -121,7 +123,7 @@ def run_cells(
         stored = {cell.name: outcome for cell in cells if (outcome := _stored(cell, folder))}
         missing = sorted((cell for cell in cells if cell.name not in stored), key=lambda cell: -cell.cost)
         computed = {}
-        with _progress(description, missing) as advance:
+        with _progress(description, [*missing, *later]) as advance:
             for cell, result in _outcomes(missing, folder.absolute(), workers, threads, backend, resources):
                 outcome = result if isinstance(result, Outcome) else Outcome(cell, error=result)
                 _keep(outcome, folder)

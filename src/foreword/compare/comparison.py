@@ -50,7 +50,7 @@ def compare(
     write_text(folder / "study.yaml", study.source)
     entries = _entries(study)
 
-    def run(cells: list[Cell], description: str) -> list[Outcome]:
+    def run(cells: list[Cell], description: str, later: Sequence[Cell] = ()) -> list[Outcome]:
         if collect:
             return stored(cells, folder)
         return run_cells(
@@ -61,9 +61,10 @@ def compare(
             backend=backend,
             resources=resources,
             description=description,
+            later=later,
         )
 
-    attempts = run(tries(study, entries), "learning rates") if study.sweep else []
+    attempts = run(tries(study, entries), "learning rates", cells_of(study, entries, {})) if study.sweep else []
     sweep_rows = tried(attempts)
     cells = cells_of(study, entries, best_rates(sweep_rows, study))
     outcomes = run(cells, study.name)

@@ -19,6 +19,7 @@ def tries(study: Study, entries: Sequence[Entry]) -> list[Cell]:
     sweep = study.sweep
     if sweep is None:
         return []
+    length = study.lengths[0] if sweep.steps is None else Length("steps", sweep.steps)
     return [
         Cell(
             file_name("rate", task.name, entry.name, f"{rate:.2g}"),
@@ -30,9 +31,10 @@ def tries(study: Study, entries: Sequence[Entry]) -> list[Cell]:
                 "methods": [method.to_dict() for method in entry.methods],
                 "learning_rate": rate,
                 "training": study.training,
-                **as_arguments(task, study.lengths[0] if sweep.steps is None else Length("steps", sweep.steps)),
+                **as_arguments(task, length),
             },
             folder=True,
+            cost=length.amount,
         )
         for task in study.tasks
         if sweep.task in (None, task.name)

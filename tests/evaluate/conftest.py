@@ -12,11 +12,11 @@ def tokenizer():
     return tiny.tokenizer()
 
 
-@pytest.fixture
-def adapted():
-    """A tiny model that reads a zero-init adapter with its gates open."""
+@pytest.fixture(params=[fw.ZeroInit(length=4, layers=3), fw.ParScale(streams=2, length=4)], ids=lambda one: one.name)
+def adapted(request):
+    """A tiny model that reads a zero-init adapter with its gates open, or parallel streams of different prefixes."""
     model = tiny.model()
-    adapter = fw.attach(model, fw.ZeroInit(length=4, layers=3))
+    adapter = fw.attach(model, request.param)
     draw = torch.Generator().manual_seed(1)
     for parameter in adapter.trainable_parameters:
         parameter.data.copy_(torch.randn(parameter.shape, generator=draw))

@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attention.concatenation import Problem, concatenated, problem
 from foreword.attention import fused
-from foreword.attention.fused import joint_attention, prefix_attention
+from foreword.attention.fused import joint_attention, prefix_attention, token_attention
 from foreword.attention.kernels import FlashCPU
 from foreword.attention.merge import Scoring
 from foreword.combines import Ungated, ZeroGate
@@ -92,6 +92,25 @@ def test_bfloat16_is_no_worse_than_twice_eager_attention(name: str) -> None:
     fused_errors = errors(fused_joint(case, torch.bfloat16), expected, case)
     for error, eager in zip(fused_errors, errors(concatenated(case, torch.bfloat16), expected, case), strict=True):
         assert error <= 2 * eager + 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masking", ["causal", "left", "right", "all"])
+def test_the_tokens_alone(masking: str, dtype: torch.dtype) -> None:
+    case = problem(masking=masking, rows=3)
+    case.visible = torch.zeros(3, 1, 1, 10, dtype=torch.bool)  # the oracle sees no prefix
+    readable(case)
+    inputs = case.inputs(dtype)[:3]
+    mask = case.mask if case.mask is None or case.mask.dtype == torch.bool else case.mask.to(dtype)
+    out = token_attention(*inputs, case.scaling, mask=mask, causal=case.causal)
+    assert out.is_contiguous()
+    actual = [out.detach(), *torch.autograd.grad(out, inputs, case.grad_out.to(dtype))]
+    expected = concatenated(case, torch.float64)[:4]
+    found = max(errors(actual, expected, case))
+    if dtype == torch.bfloat16:
+        assert found <= 2 * max(errors(concatenated(case, dtype)[:4], expected, case))
+    else:
+        assert found < {torch.float64: 1e-12, torch.float32: 3e-6}[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

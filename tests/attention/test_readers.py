@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import foreword as fw
+import tiny
 import zoo
 from conformance import close, make_case, shake, small, text
 from foreword.attention import readers, stack
@@ -48,6 +49,30 @@ def test_dropout_of_attention_weights_takes_the_reference_path() -> None:
     with watch_paths() as paths:
         case.logits(text())
     assert all("dropped" in path for path in paths.values())
+
+
+def test_half_precision_trains_by_the_kernels_own_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's is slow there. In training only; and the gradients are those of a model without it, up to bf16."""
+    calls, token_attention = [], readers.token_attention
+    monkeypatch.setattr(readers, "token_attention", lambda *a, **k: calls.append(1) or token_attention(*a, **k))
+    gradients = {}
+    for dtype, bound in ((torch.float64, 0), (torch.bfloat16, 2**17), (torch.bfloat16, 0)):
+        monkeypatch.setattr(readers.FlashCPU, "small", bound)
+        model = tiny.model().to(dtype)
+        adapter = fw.attach(model, fw.ZeroInit(length=4, layers=None))
+        for seed, parameter in enumerate(adapter.trainable_parameters):  # the same in every dtype
+            parameter.data.copy_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+        padded = torch.ones_like(text())
+        padded[0, :3] = 0
+        calls.clear()
+        with torch.no_grad():
+            model(text(), attention_mask=padded)
+        assert not calls
+        model(text(), attention_mask=padded, labels=text()).loss.backward()
+        assert len(calls) == (len(model.model.layers) - 1 if bound else 0)  # nothing learns below the lowest layer's
+        gradients[dtype, bound] = torch.cat([p.grad.double().flatten() for p in adapter.trainable_parameters])
+    exact, ours, theirs = gradients.values()
+    assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm() < 0.1 * exact.norm()
 
 
 COMPOSED = [

@@ -2,9 +2,11 @@
 
     joint_attention    o = softmax(q [P_k; K]ᵀ/√D) [P_v; V] = (1 − λ) o_x + λ o_p,  λ = σ(lse_p − lse_x)
     prefix_attention   o = softmax(q P_kᵀ/√D) P_v
+    token_attention    o = softmax(q Kᵀ/√D) V, for training where PyTorch's own backward is slow
 
-Both are operators of PyTorch's library (`torch.ops.foreword`) with shapes for tracing and a backward of their own, so a
-compiled model has no break at them. Beyond inputs and output they keep nothing for the backward but the lse (B, H, T).
+The first two are operators of PyTorch's library (`torch.ops.foreword`) with shapes for tracing and a backward of their
+own, so a compiled model has no break at them; the third is not called there. Beyond inputs and output they keep nothing
+for the backward but the lse (B, H, T).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from .kernels import additive
 from .segment import kernel_of, read, read_backward
 
-__all__ = ["joint_attention", "prefix_attention"]
+__all__ = ["joint_attention", "prefix_attention", "token_attention"]
 
 
 def joint_attention(
@@ -61,6 +63,13 @@ def prefix_attention(
     query, prefix_key, prefix_value = _autocast(query, prefix_key, prefix_value)
     arguments = (query, prefix_key, prefix_value, visible, scaling)
     return _lightest(_prefix, _Prefix.apply, _prefix_operator)(*arguments)
+
+
+def token_attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """Attention over the tokens alone, by the kernels' backward. Arguments and result as for `joint_attention`."""
+    return _Tokens.apply(*_autocast(query, key, value), mask, causal, scaling)[0]
 
 
 def _lightest(bare: Callable, differentiable: Callable, operator: Callable) -> Callable:
@@ -299,3 +308,37 @@ class _Prefix(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):
         return _prefix_gradients(_prefix_backward, ctx, grad_out)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tokens alone
+
+
+class _Tokens(torch.autograd.Function):
+    @staticmethod
+    def forward(query, key, value, mask, causal, scaling):
+        """o (B, T, H, D) and lse (B, H, T). Queries that see no token read 0, as in PyTorch's own attention."""
+        hidden = additive(mask, query.dtype)
+        out, lse = kernel_of(query, mask).forward(query, key, value, hidden, causal, scaling)
+        return _cleared(out, hidden).transpose(1, 2).contiguous(), lse
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.causal, ctx.scaling = inputs
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx, grad_out, _):
+        query, key, value, mask, out, lse = ctx.saved_tensors
+        hidden = additive(mask, query.dtype)
+        grad_out, out = _cleared(grad_out.transpose(1, 2), hidden), out.transpose(1, 2)
+        kernel = kernel_of(query, mask)
+        grads = kernel.backward(grad_out, query, key, value, out, lse, hidden, ctx.causal, ctx.scaling)
+        return *grads, None, None, None
+
+
+def _cleared(tensor: Tensor, hidden: Tensor | None) -> Tensor:
+    """(B, H, T, D) with zeros for the queries that an additive mask hides every token from."""
+    if hidden is None:
+        return tensor
+    return tensor.masked_fill((hidden == torch.finfo(hidden.dtype).min).all(-1, keepdim=True), 0)

@@ -77,6 +77,11 @@ class FlashCPU:
     # tokens 63 and 64 (one core of a Xeon with AMX).
     small = 2**17
 
+    @classmethod
+    def is_slow_backward(cls, query: Tensor, key: Tensor) -> bool:
+        """Whether PyTorch's backward is several times slower than the one below."""
+        return query.device.type == "cpu" and query.dtype.itemsize == 2 and query.shape[2] * key.shape[2] <= cls.small
+
     def forward(self, query, key, value, mask, causal, scaling):
         shared = query.shape[1] > key.shape[1] and (mask is None or mask.shape[1] == 1)
         if query.shape[2] == 1 and shared and query.dtype == torch.float32 and key.shape[2] > 64:
@@ -96,7 +101,7 @@ class FlashCPU:
 
     def backward(self, grad_out, query, key, value, out, lse, mask, causal, scaling):
         dtype = query.dtype
-        if dtype.itemsize == 2 and query.shape[2] * key.shape[2] <= self.small:
+        if self.is_slow_backward(query, key):
             grad_out, query, key, value, out = (x.float() for x in (grad_out, query, key, value, out))
             mask = None if mask is None else mask.float()
         gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(

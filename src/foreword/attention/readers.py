@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fused import joint_attention, prefix_attention
-from .kernels import is_fused
+from .fused import joint_attention, prefix_attention, token_attention
+from .kernels import FlashCPU, is_fused
 from .masks import implementation, token_mask
 from .merge import Scoring, attend, causal_mask
 
@@ -116,7 +116,10 @@ class Plan:
         """The same with a fused kernel for each softmax, and one call for the prefixes of all rows."""
         scaling = _scaling(query, kwargs)
         weights, prefix = None, segments.joint
-        if prefix is None:
+        if prefix is None and _trains_slowly(reads, module, query, key, kwargs):
+            mask, causal = token_mask(module, query, key, mask, kwargs)
+            out = token_attention(query, key, value, scaling, mask=mask, causal=causal)
+        elif prefix is None:
             out, weights = original(module, query, key, value, mask, **kwargs)  # (B, T, H, D)
         else:
             mask, causal = token_mask(module, query, key, mask, kwargs)
@@ -167,6 +170,13 @@ def _obstacle_to_joint(reads, module, query, key, kwargs) -> str | None:
     if query.shape[0] != key.shape[0]:
         return f"{query.shape[0]} rows of queries read {key.shape[0]} rows of keys"
     return None
+
+
+def _trains_slowly(reads, module, query, key, kwargs) -> bool:
+    """Whether this call's backward is slow in PyTorch's own attention and can be had by ours."""
+    if not query.requires_grad or not FlashCPU.is_slow_backward(query, key) or torch.compiler.is_compiling():
+        return False
+    return _obstacle_to_joint(reads, module, query, key, kwargs) is None
 
 
 def _token_segment(module, query, key, value, mask, scoring, kwargs) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ..combines import Ungated
 from ..space import Point, register
@@ -19,8 +19,8 @@ class UngatedPrefix(PrefixTuning):
         head_h = softmax(q_h Kᵀ/√D) V + softmax(q_h P_kᵀ/√D) P_v
 
     The ablation "−gating" of He et al.: prefix tuning is (1 − λ)·tokens + λ·prefix, and this is the sum without λ.
-    Parameters and fields are those of `prefix-tuning`. Step 0 is far from the base, since the whole mass of a second
-    softmax is added.
+    Parameters and fields are those of `prefix-tuning`, but for `init`, "normal" here: what the second softmax adds is
+    small at step 0, where "text" would add the values of real tokens, which no λ holds down.
 
     Use it as a control.
     """
@@ -28,6 +28,8 @@ class UngatedPrefix(PrefixTuning):
     name: ClassVar[str] = "ungated-prefix"
     learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = UNIFIED_VIEW
+
+    init: Literal["text", "normal", "zero"] = "normal"
 
     def point(self) -> Point:
         return replace(super().point(), combine=Ungated())

@@ -21,6 +21,7 @@ CASES = {
     "long prefix": dict(prefix=512, tokens=17),
     "long text": dict(tokens=512, prefix=10, rows=1),
     "long both": dict(tokens=128, prefix=512, width=64),
+    "long both, more scores": dict(groups=3, heads=9, tokens=160, prefix=512),
     "decoding": dict(tokens=1, keys=128, prefix=33, masking="all", rows=3),
     "left padding": dict(masking="left", rows=3),
     "left padding, long": dict(masking="left", rows=3, tokens=128, prefix=64),

@@ -5,9 +5,9 @@
 Compresses the first chapter of Alice in Wonderland for SmolLM2-135M to p = 32 … 512 tokens, and asks held-out questions
 that the model itself wrote with pieces of the chapter in view. The log-likelihood of the answers is measured with
 nothing in the context, with the cartridge untrained (the first p tokens of the chapter) and trained, and with the
-chapter. Training on a teacher's answers also teaches their manner, whatever they are about: a cartridge of the second
-chapter, trained alike, is the control that shows how much of the gap that closes. Self-study is shared by all lengths.
-Resumable.
+chapter. Answers also have a manner, whatever they are about, that any text and any training on a teacher's answers
+shows: the second chapter in the context, and a cartridge of it that is trained alike, are the controls for how much of
+the gap that closes. Self-study is shared by all lengths. Resumable.
 """
 
 from __future__ import annotations
@@ -62,6 +62,14 @@ def evaluate(
     return {"rows": {row["context"]: row for row in rows}, "document": len(ids), "questions": len(asked)}
 
 
+def evaluate_other(book: dict[str, Any], other: dict[str, Any], questions: int, settings: dict[str, Any]) -> Any:
+    """The row of the same questions about `book` with another text in the context."""
+    model, tokenizer = text_base("smollm2", dtype=fast_dtype())
+    ids, others = (Dialogue(tokenizer).encode(text_of(**text)) for text in (book, other))
+    asked = write_questions(model, tokenizer, ids, Compression(**settings | {"conversations": questions}).study())
+    return evaluate_document(model, tokenizer, others, asked, [])[-1]
+
+
 def text_of(path: str, chapters: int, skipped: int = 0) -> str:
     """Chapters of a book that have headings like CHAPTER IV, from the first that is not skipped."""
     text = read_document(path)
@@ -103,8 +111,9 @@ def main() -> None:
         Cell(f"p{length}", train, {"book": book, "length": length, "settings": settings}, folder=True)
         for length in options.lengths
     ]
-    other = {"book": book | {"skipped": options.chapters}, "length": options.control, "settings": settings}
-    cells.append(Cell(f"control-p{options.control}", train, other, folder=True))
+    other = book | {"skipped": options.chapters}
+    control = {"book": other, "length": options.control, "settings": settings}
+    cells.append(Cell(f"control-p{options.control}", train, control, folder=True))
     run = partial(run_cells, output=options.output, workers=1, threads=options.threads)
     done = run(cells, description="compressing")
     if (problems := failures(done)) is not None:
@@ -112,17 +121,25 @@ def main() -> None:
     *trained, control = done
     folders = {str(one.cell.arguments["length"]): one.result["folder"] for one in trained}
     asking = {"book": book, "questions": options.questions, "settings": settings, "trained": folders}
-    [asked] = run([Cell("questions", evaluate, asking | {"control": control.result["folder"]})])
-    if (problems := failures([asked])) is not None:
+    asking_other = {name: asking[name] for name in ("book", "questions", "settings")} | {"other": other}
+    done = run(
+        [
+            Cell("questions", evaluate, asking | {"control": control.result["folder"]}),
+            Cell("questions-other", evaluate_other, asking_other),
+        ],
+        description="asking",
+    )
+    if (problems := failures(done)) is not None:
         raise SystemExit(problems)
+    asked, other_asked = (one.result for one in done)
     report = Report({"chapters": options.chapters, "dtype": str(fast_dtype()).removeprefix("torch."), **settings})
-    curve(report, asked.result)
+    curve(report, asked, other_asked)
     training(report, {str(one.cell.arguments["length"]): one.result for one in trained} | {"control": control.result})
     report.save(options.output, "cartridge")
 
 
-def curve(report: Report, result: dict[str, Any]) -> None:
-    """A row for each length, and the two ends that it runs between."""
+def curve(report: Report, result: dict[str, Any], other: dict[str, Any]) -> None:
+    """A row for each length, the two ends that it runs between, and the two controls."""
     rows, total = result["rows"], result["document"]
     document = next(name for name in rows if name.startswith("document"))
     lines = [["nothing", "", *_numbers(rows["nothing"])]]
@@ -132,6 +149,10 @@ def curve(report: Report, result: dict[str, Any]) -> None:
             lines.append([f"p = {row['tokens']}", f"{total / row['tokens']:.1f}", *_numbers(row, untrained)])
     control = rows["control"]
     lines.append([f"p = {control['tokens']} of another chapter", "", *_numbers(control)])
+    low, high = rows["nothing"]["loglik/token"], rows[document]["loglik/token"]
+    closed = (other["loglik/token"] - low) / (high - low)
+    other |= {"gap low": closed, "gap closed": closed, "gap high": closed}
+    lines.append([f"another chapter, {other['tokens']:,} tokens", "", *_numbers(other)])
     lines.append([f"{document}, {rows[document]['tokens']:,} tokens", "1", *_numbers(rows[document])])
     numbers = ["log p a token", "gap closed (95 %)", "untrained", "first token, s", "tokens/s", "KV, MB"]
     report.table(f"{result['questions']} held-out questions", ["in context", "× fewer", *numbers], lines)

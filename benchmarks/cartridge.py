@@ -3,7 +3,8 @@
     FOREWORD_DATA=data python -m benchmarks.cartridge --output out/cartridge
 
 Compresses the first chapter of Alice in Wonderland for SmolLM2-135M to p = 32 … 512 tokens, and asks held-out questions
-that the model itself wrote with pieces of the chapter in view. The log-likelihood of the answers is measured with
+that the model itself wrote with pieces of the chapter in view, and questions about facts of the chapter that a person
+wrote. The log-likelihood of the answers is measured with
 nothing in the context, with the cartridge untrained (the first p tokens of the chapter) and trained, and with the
 chapter. Answers also have a manner, whatever they are about, that any text and any training on a teacher's answers
 shows: the second chapter in the context, and a cartridge of it that is trained alike, are the controls for how much of
@@ -27,11 +28,12 @@ from foreword.cells import Cell, failures, run_cells
 from foreword.compress import Compression, Dialogue, compress, init_ids, read_document
 from foreword.demo import fast_dtype
 from foreword.errors import ForewordError
-from foreword.evaluate.document import evaluate_document, write_questions
+from foreword.evaluate.document import Question, evaluate_document, read_questions, write_questions
 from foreword.methods import Cartridge
 
 from .measuring import Report
 
+FACTS = Path(__file__).with_name("alice_chapter_1.jsonl")
 CHAPTER = re.compile(r"^ +CHAPTER [IVXLC]+$", re.MULTILINE)
 
 
@@ -45,13 +47,13 @@ def train(book: dict[str, Any], length: int, settings: dict[str, Any], folder: P
 
 
 def evaluate(
-    book: dict[str, Any], questions: int, settings: dict[str, Any], trained: dict[str, str], control: str
+    book: dict[str, Any], questions: int | str, settings: dict[str, Any], trained: dict[str, str], control: str
 ) -> dict[str, Any]:
-    """Ask held-out questions with every cartridge, trained and untrained; `trained` is p → folder."""
+    """Ask questions with every cartridge, trained and untrained; `trained` is p → folder."""
     model, tokenizer = text_base("smollm2", dtype=fast_dtype())
     dialogue = Dialogue(tokenizer)
     ids = dialogue.encode(text_of(**book))
-    asked = write_questions(model, tokenizer, ids, Compression(**settings | {"conversations": questions}).study())
+    asked = asked_questions(model, tokenizer, ids, questions, settings)
     names = []
     for length, folder in trained.items():
         start = init_ids(model, dialogue, ids, Compression(length=int(length)))
@@ -62,12 +64,21 @@ def evaluate(
     return {"rows": {row["context"]: row for row in rows}, "document": len(ids), "questions": len(asked)}
 
 
-def evaluate_other(book: dict[str, Any], other: dict[str, Any], questions: int, settings: dict[str, Any]) -> Any:
+def evaluate_other(book: dict[str, Any], other: dict[str, Any], questions: int | str, settings: dict[str, Any]) -> Any:
     """The row of the same questions about `book` with another text in the context."""
     model, tokenizer = text_base("smollm2", dtype=fast_dtype())
     ids, others = (Dialogue(tokenizer).encode(text_of(**text)) for text in (book, other))
-    asked = write_questions(model, tokenizer, ids, Compression(**settings | {"conversations": questions}).study())
+    asked = asked_questions(model, tokenizer, ids, questions, settings)
     return evaluate_document(model, tokenizer, others, asked, [])[-1]
+
+
+def asked_questions(
+    model: Any, tokenizer: Any, ids: list[int], questions: int | str, settings: dict[str, Any]
+) -> list[Question]:
+    """Those of a file, or so many that the model writes."""
+    if isinstance(questions, str):
+        return read_questions(questions, tokenizer)
+    return write_questions(model, tokenizer, ids, Compression(**settings | {"conversations": questions}).study())
 
 
 def text_of(path: str, chapters: int, skipped: int = 0) -> str:
@@ -88,6 +99,7 @@ def main() -> None:
     parser.add_argument("--control", type=int, default=128, help="length of the other chapter's cartridge")
     parser.add_argument("--conversations", type=int, default=160)
     parser.add_argument("--questions", type=int, default=64)
+    parser.add_argument("--facts", default=str(FACTS), help="a file of questions with answers; none for another text")
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--learning_rate", type=float)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -120,25 +132,25 @@ def main() -> None:
         raise SystemExit(problems)
     *trained, control = done
     folders = {str(one.cell.arguments["length"]): one.result["folder"] for one in trained}
-    asking = {"book": book, "questions": options.questions, "settings": settings, "trained": folders}
-    asking_other = {name: asking[name] for name in ("book", "questions", "settings")} | {"other": other}
-    done = run(
-        [
-            Cell("questions", evaluate, asking | {"control": control.result["folder"]}),
-            Cell("questions-other", evaluate_other, asking_other),
-        ],
-        description="asking",
-    )
-    if (problems := failures(done)) is not None:
-        raise SystemExit(problems)
-    asked, other_asked = (one.result for one in done)
     report = Report({"chapters": options.chapters, "dtype": str(fast_dtype()).removeprefix("torch."), **settings})
-    curve(report, asked, other_asked)
+    sets = [("questions", "written by the model", options.questions), ("facts", "about facts", options.facts)]
+    for name, title, questions in sets if options.facts else sets[:1]:
+        asking = {"book": book, "questions": questions, "settings": settings}
+        done = run(
+            [
+                Cell(name, evaluate, asking | {"trained": folders, "control": control.result["folder"]}),
+                Cell(f"{name}-other", evaluate_other, asking | {"other": other}),
+            ],
+            description="asking",
+        )
+        if (problems := failures(done)) is not None:
+            raise SystemExit(problems)
+        curve(report, title, *(one.result for one in done))
     training(report, {str(one.cell.arguments["length"]): one.result for one in trained} | {"control": control.result})
     report.save(options.output, "cartridge")
 
 
-def curve(report: Report, result: dict[str, Any], other: dict[str, Any]) -> None:
+def curve(report: Report, title: str, result: dict[str, Any], other: dict[str, Any]) -> None:
     """A row for each length, the two ends that it runs between, and the two controls."""
     rows, total = result["rows"], result["document"]
     document = next(name for name in rows if name.startswith("document"))
@@ -154,16 +166,17 @@ def curve(report: Report, result: dict[str, Any], other: dict[str, Any]) -> None
     other |= {"gap low": closed, "gap closed": closed, "gap high": closed}
     lines.append([f"another chapter, {other['tokens']:,} tokens", "", *_numbers(other)])
     lines.append([f"{document}, {rows[document]['tokens']:,} tokens", "1", *_numbers(rows[document])])
-    numbers = ["log p a token", "gap closed (95 %)", "untrained", "first token, s", "tokens/s", "KV, MB"]
-    report.table(f"{result['questions']} held-out questions", ["in context", "× fewer", *numbers], lines)
+    numbers = ["log p a token", "gap closed (95 %)", "untrained", "F1", "first token, s", "tokens/s", "KV, MB"]
+    report.table(f"{result['questions']} questions {title}", ["in context", "× fewer", *numbers], lines)
 
 
 def _numbers(row: dict[str, Any], untrained: float | None = None) -> list[Any]:
     low, closed, high = row["gap low"], row["gap closed"], row["gap high"]
     closed = f"{closed:.0%} ({low:.0%} to {high:.0%})" if low != high else f"{closed:.0%}"
     before = "" if untrained is None else f"{untrained:.0%}"
+    found = "" if row["f1"] is None else f"{row['f1']:.2f}"
     speed = [row["first token s"], row["tokens/s"], row["KV bytes"] / 1e6]
-    return [f"{row['loglik/token']:.3f}", closed, before, *speed]
+    return [f"{row['loglik/token']:.3f}", closed, before, found, *speed]
 
 
 def training(report: Report, results: dict[str, dict[str, Any]]) -> None:

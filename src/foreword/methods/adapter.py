@@ -53,7 +53,7 @@ class SequentialAdapter(Method):
     """
 
     name: ClassVar[str] = "adapter"
-    learning_rate: ClassVar[float] = 1e-3
+    learning_rate: ClassVar[float] = 3e-3
     citation: ClassVar[str] = (
         "Houlsby et al., Parameter-Efficient Transfer Learning for NLP, ICML 2019; "
         "Pfeiffer et al., AdapterFusion: Non-Destructive Task Composition for Transfer Learning, EACL 2021"

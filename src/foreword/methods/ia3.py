@@ -26,7 +26,7 @@ class IA3(Method):
     """
 
     name: ClassVar[str] = "ia3"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 1e-1
     citation: ClassVar[str] = (
         "Liu et al., Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning, "
         "NeurIPS 2022"

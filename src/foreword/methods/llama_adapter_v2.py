@@ -42,7 +42,7 @@ class LlamaAdapterV2(Method):
     """
 
     name: ClassVar[str] = "llama-adapter-v2"
-    learning_rate: ClassVar[float] = 3e-3
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = "Gao et al., LLaMA-Adapter V2: Parameter-Efficient Visual Instruction Model, 2023"
 
     scaling: Literal["output", "input"] = "output"

@@ -53,6 +53,7 @@ class ParScale(Method):
     """
 
     name: ClassVar[str] = "parscale"
+    learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = "Chen et al., Parallel Scaling Law for Language Models, NeurIPS 2025"
 
     streams: int | Sequence[int] = 2

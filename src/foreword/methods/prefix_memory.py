@@ -32,7 +32,7 @@ class PrefixMemory(Method):
     """
 
     name: ClassVar[str] = "prefix-memory"
-    learning_rate: ClassVar[float] = 3e-3
+    learning_rate: ClassVar[float] = 1e-3
     citation: ClassVar[str] = (
         "Wang et al., PrefixMemory-Tuning: Modernizing Prefix-Tuning by Decoupling the Prefix from Attention"
     )

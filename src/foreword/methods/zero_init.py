@@ -136,7 +136,7 @@ class RandomInit(Method):
     """
 
     name: ClassVar[str] = "random-init"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 1e-1
     citation: ClassVar[str] = _LLAMA_ADAPTER
     size: ClassVar[str | None] = "length"
 

@@ -92,10 +92,18 @@ class Attached(Arm):
         return self.adapter.trainable_parameters
 
 
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules on the same weights.
+
+    Two copies of the weights can differ in speed by where they lie in memory: on one machine by half in decoding.
+    """
+    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
 def make(model: PreTrainedModel, lengths: list[int], peer_lengths: list[int]) -> dict[str, Arm]:
     """Every arm of the comparison, the floor first; PEFT's prefix and the concatenation have `peer_lengths`."""
     model.requires_grad_(False)
-    carrier, lora = copy.deepcopy(model), copy.deepcopy(model)
+    carrier = twin(model)
     arms: dict[str, Arm] = {FLOOR: Floor(model)}
     for length in lengths:
         prefix, gated = fw.PrefixTuning(length=length, init="normal"), fw.ZeroInit(length=length)
@@ -108,7 +116,7 @@ def make(model: PreTrainedModel, lengths: list[int], peer_lengths: list[int]) ->
     config = peft.AdaptionPromptConfig(
         task_type="CAUSAL_LM", adapter_len=30, adapter_layers=len(model.model.layers) - 2
     )
-    arms["PEFT LLaMA-Adapter l=30"] = Arm(peft.get_peft_model(copy.deepcopy(model), config))
+    arms["PEFT LLaMA-Adapter l=30"] = Arm(peft.get_peft_model(twin(model), config))
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"])
-    arms["PEFT LoRA r=8"] = Arm(peft.get_peft_model(lora, config))
+    arms["PEFT LoRA r=8"] = Arm(peft.get_peft_model(twin(model), config))
     return arms

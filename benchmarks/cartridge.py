@@ -34,6 +34,7 @@ from foreword.methods import Cartridge
 from .measuring import Report
 
 FACTS = Path(__file__).with_name("alice_chapter_1.jsonl")
+NEW = 16  # tokens of a generated answer
 CHAPTER = re.compile(r"^ +CHAPTER [IVXLC]+$", re.MULTILINE)
 
 
@@ -60,7 +61,7 @@ def evaluate(
         names.append(fw.attach(model, Cartridge(int(length)), name=f"untrained {length}", init_ids=start).name)
         names.append(fw.load(model, folder, name=f"trained {length}").name)
     names.append(fw.load(model, control, name="control").name)
-    rows = evaluate_document(model, tokenizer, ids, asked, names)
+    rows = evaluate_document(model, tokenizer, ids, asked, names, max_new_tokens=NEW)
     return {"rows": {row["context"]: row for row in rows}, "document": len(ids), "questions": len(asked)}
 
 
@@ -69,7 +70,7 @@ def evaluate_other(book: dict[str, Any], other: dict[str, Any], questions: int |
     model, tokenizer = text_base("smollm2", dtype=fast_dtype())
     ids, others = (Dialogue(tokenizer).encode(text_of(**text)) for text in (book, other))
     asked = asked_questions(model, tokenizer, ids, questions, settings)
-    return evaluate_document(model, tokenizer, others, asked, [])[-1]
+    return evaluate_document(model, tokenizer, others, asked, [], max_new_tokens=NEW)[-1]
 
 
 def asked_questions(

@@ -21,8 +21,9 @@ from transformers.cache_utils import DynamicCache
 
 import foreword as fw
 from foreword.base import base
+from foreword.measuring import cache_bytes
 
-from .arms import FLOOR
+from .arms import FLOOR, twin
 from .measuring import Report, interleave, ratio
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     report = Report({"prompt": options.prompt, "steps": options.steps, "clock": options.clock})
     for dtype in options.dtypes:
         model = base("smollm2", dtype=getattr(torch, dtype))[0]
-        carrier = base("smollm2", dtype=getattr(torch, dtype))[0]
+        carrier = twin(model)
         contexts = attach(carrier, options)
         for batch in options.batches:
             decoders = {FLOOR: Decoder(model, contextlib.nullcontext, batch, options)}
@@ -95,11 +96,11 @@ class Decoder:
         self.cache = DynamicCache(config=model.config)
         with self.context():
             self.token = self.step(ids)
-        self.cache_bytes = sum(x.nbytes for layer in self.cache.layers for x in (layer.keys, layer.values))
+        self.cache_bytes = cache_bytes(self.cache)
 
     @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
-        logits = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
+        logits = self.model(input_ids=ids, cache=self.cache, use_cache=True, logits_to_keep=1).logits
         return logits[:, -1].argmax(-1, keepdim=True)
 
     def __call__(self) -> None:

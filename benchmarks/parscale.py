@@ -122,9 +122,9 @@ def decode_cost(batch: int, prompt: int, new: int, rounds: int) -> dict[str, flo
     @torch.inference_mode()
     def generate() -> None:
         cache = DynamicCache(config=model.config)
-        token = model(ids, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+        token = model(ids, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
         for _ in range(new - 1):
-            token = model(token, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+            token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
 
     return _timed({name: partial(enter, generate, times) for name, (enter, times) in arms.items()}, rounds)
 

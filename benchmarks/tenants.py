@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import statistics
 import tempfile
 import time
@@ -25,11 +26,13 @@ from transformers import PreTrainedModel
 
 import foreword as fw
 from foreword.base import base
+from foreword.measuring import cache_bytes
 from foreword.serve.engine import Engine
 from foreword.serve.jobs import Decoding
 from foreword.serve.limits import GIB, Limits
 from foreword.serve.store import Store
 
+from .arms import twin
 from .measuring import Report, interleave, ratio
 
 FLOOR = "base, one batch"
@@ -63,7 +66,13 @@ def main() -> None:
 
 
 def load(options: argparse.Namespace) -> PreTrainedModel:
-    return base("smollm2", dtype=getattr(torch, options.dtype))[0]
+    """The base, each time on the same weights."""
+    return twin(weights(options.dtype))
+
+
+@functools.cache
+def weights(dtype: str) -> PreTrainedModel:
+    return base("smollm2", dtype=getattr(torch, dtype))[0]
 
 
 def save_tenants(model: PreTrainedModel, options: argparse.Namespace, folder: Path) -> list[Path]:
@@ -125,16 +134,16 @@ def throughput(report: Report, folders: list[Path], options: argparse.Namespace)
     one = carrier.foreword.adapters[names[0]]
     lora_size = sum(p.numel() for name, p in lora.named_parameters() if f".{names[0]}." in name)
     with fw.rows(carrier, names):
-        cached = cache_bytes(carrier, ids)
+        cached = bytes_a_sequence(carrier, ids)
     prefix.set_adapter(names[0])
     report.table(
         "Memory",
         ["arm", "numbers a tenant", "KV bytes a sequence"],
         [
-            ["base", 0, cache_bytes(bare, ids)],
+            ["base", 0, bytes_a_sequence(bare, ids)],
             [f"Foreword, prefix l={options.length}", one.num_stored, cached],
-            [f"PEFT prefix tuning l={options.length}", one.num_stored, cache_bytes(prefix, ids)],
-            [f"PEFT LoRA r={options.rank}", lora_size, cache_bytes(lora, ids, adapter_names=names)],
+            [f"PEFT prefix tuning l={options.length}", one.num_stored, bytes_a_sequence(prefix, ids)],
+            [f"PEFT LoRA r={options.rank}", lora_size, bytes_a_sequence(lora, ids, adapter_names=names)],
         ],
     )
     loop.run_until_complete(engine.close())
@@ -167,10 +176,10 @@ def generate(model: Any, ids: Tensor, options: argparse.Namespace, **kwargs: Any
 
 
 @torch.no_grad()
-def cache_bytes(model: Any, ids: Tensor, **kwargs: Any) -> int:
-    """Bytes of KV cache a sequence behind its prompt."""
-    cache = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **kwargs).past_key_values
-    return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values)) // len(ids)
+def bytes_a_sequence(model: Any, ids: Tensor, **kwargs: Any) -> int:
+    """Of KV cache behind a prompt."""
+    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **kwargs)
+    return cache_bytes(output.past_key_values) // len(ids)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

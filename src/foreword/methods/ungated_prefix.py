@@ -26,7 +26,7 @@ class UngatedPrefix(PrefixTuning):
     """
 
     name: ClassVar[str] = "ungated-prefix"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 3e-2
     citation: ClassVar[str] = UNIFIED_VIEW
 
     init: Literal["text", "normal", "zero"] = "normal"

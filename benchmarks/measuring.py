@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from foreword import measuring
 from foreword.files import write_text
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
@@ -27,17 +28,8 @@ CLOCKS = {
 def interleave(
     arms: dict[str, Callable[[], Any]], repetitions: int, clock: str, warmup: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each arm in each round. Every round runs every arm once, each time from the next arm on."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    names = list(arms)
-    now = CLOCKS[clock]
-    for turn in range(-warmup, repetitions):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = now()
-            arms[name]()
-            if turn >= 0:
-                seconds[name].append(now() - start)
-    return seconds
+    """`foreword.measuring.interleave` by one of `CLOCKS`."""
+    return measuring.interleave(arms, repetitions, CLOCKS[clock], warmup)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,16 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+def sharp_model() -> LlamaForCausalLM:
+    """The tiny model with weights that make the context matter."""
+    made = model()
+    torch.manual_seed(0)
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
 def save(folder: Path, *, chat: bool = True) -> Path:
     """Write the model and its tokenizer to `folder`, with or without the chat template."""
     model().save_pretrained(folder)

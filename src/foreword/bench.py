@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from .attention.readers import watch_paths
 from .losses import completion_loss
-from .measuring import now
+from .measuring import interleave, now
 from .model.adapter import Adapter
 from .model.attach import attach, set_active
 from .space import Method
@@ -66,7 +66,8 @@ def bench(
     for label, adapter in adapters.items():
         steps[label] = partial(_step, adapter, ids)
         decoders[label] = _decoder(model, adapter.name, ids)
-    stepped, decoded = _interleaved(model, steps, rounds), _interleaved(model, decoders, rounds)
+    clock = partial(now, model)
+    stepped, decoded = interleave(steps, rounds, clock), interleave(decoders, rounds, clock)
     return {
         label: Cost(
             step=statistics.median(stepped[label]),
@@ -141,19 +142,6 @@ def _decoder(model: PreTrainedModel, adapter: str | None, ids: Tensor) -> Callab
             token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
 
     return decode
-
-
-def _interleaved(model: PreTrainedModel, arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each arm in each round; every round starts with the next arm."""
-    seconds: dict[str, list[float]] = {label: [] for label in arms}
-    labels = list(arms)
-    for turn in range(-1, rounds):
-        for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
-            start = now(model)
-            arms[label]()
-            if turn >= 0:
-                seconds[label].append(now(model) - start)
-    return seconds
 
 
 def _ratio(seconds: list[float], floor: list[float]) -> float:

@@ -38,24 +38,14 @@ SETTINGS = Compression(
 FLAGS = "--conversations 4 --shortest_chunk 30 --longest_chunk 60 --question_tokens 8 --answer_tokens 12 --batch_size 4"
 
 
-def sharp_model():
-    """The tiny model with weights that make the context matter."""
-    model = tiny.model()
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
 def test_training_lowers_the_loss_and_the_cartridge_comes_back(cache, text, tmp_path):
-    model, tokenizer = sharp_model(), tiny.tokenizer()
+    model, tokenizer = tiny.sharp_model(), tiny.tokenizer()
     result = compress(model, tokenizer, text, replace(SETTINGS, num_train_epochs=20), tmp_path / "out")
     losses = [line["loss"] for line in result.history if "loss" in line]
     assert losses[-1] < losses[0] - 0.1
     assert {parameter.dtype for parameter in result.adapter.trainable_parameters} == {torch.float32}
     ids = torch.tensor([[5, 6, 7]])
-    other = sharp_model()
+    other = tiny.sharp_model()
     fw.load(other, tmp_path / "out")
     with torch.no_grad():
         assert torch.equal(other(ids).logits, model(ids).logits)

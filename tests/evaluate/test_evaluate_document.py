@@ -12,12 +12,7 @@ from foreword.evaluate.document import Question, evaluate_document, greedy, read
 
 @pytest.fixture
 def model():
-    made = tiny.model()
-    torch.manual_seed(0)
-    for parameter in made.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return made.eval()
+    return tiny.sharp_model()
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
     python -m benchmarks.decode --output out/benchmarks
 
-Each arm prefills the same prompt, then decodes greedily with its own dynamic cache. "tenants" is one batch whose every
-row reads another adapter.
+Each arm prefills the same prompt, which says how large its cache is; then all decode greedily on the base's dynamic
+cache, so that none differs by where its cache lies in memory. "tenants" is one batch whose every row reads another
+adapter.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from foreword.base import base
 from foreword.measuring import cache_bytes
 
 from .arms import FLOOR, twin
-from .measuring import Report, interleave, ratio
+from .measuring import Report, interleave, keep_memory, ratio
 
 
 def main() -> None:
@@ -33,14 +34,15 @@ def main() -> None:
     parser.add_argument("--tenant-length", type=int, default=16, help="l of each tenant's prefix")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=128, help="tokens before the first step")
-    parser.add_argument("--steps", type=int, default=16, help="tokens decoded in each repetition")
+    parser.add_argument("--steps", type=int, default=4, help="tokens decoded in each repetition")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, default=Path("out/benchmarks"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_memory()
 
     report = Report({"prompt": options.prompt, "steps": options.steps, "clock": options.clock})
     for dtype in options.dtypes:
@@ -48,9 +50,11 @@ def main() -> None:
         carrier = twin(model)
         contexts = attach(carrier, options)
         for batch in options.batches:
-            decoders = {FLOOR: Decoder(model, contextlib.nullcontext, batch, options)}
+            floor = Decoder(model, contextlib.nullcontext, batch, options)
+            decoders = {FLOOR: floor}
             for name, context in contexts.items():
                 decoders[name] = Decoder(carrier, context(batch), batch, options)
+                decoders[name].cache = floor.cache
             seconds = interleave(decoders, options.repetitions, options.clock)
             report.table(
                 f"Decoding, batch {batch}, {dtype}: base's time over the arm's",

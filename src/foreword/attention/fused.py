@@ -99,8 +99,9 @@ def _concatenates(query: Tensor, key: Tensor, prefix: Tensor) -> bool:
     l = 10 and 30, the merge 5.0 and 4.6; at l = 512 21 and 20 (benchmarks/attention.py). In half precision the merge's
     causal pass is faster. A few tokens that continue a long text would copy their cache.
     """
-    exact = query.dtype.itemsize >= 4 and query.device.type == "cpu"
-    return exact and prefix.shape[2] <= 256 and 1 < key.shape[2] <= 2 * query.shape[2]
+    if not 1 < key.shape[2] <= 2 * query.shape[2]:
+        return False
+    return prefix.shape[2] <= 256 and query.dtype.itemsize >= 4 and query.device.type == "cpu"
 
 
 def _behind(prefix: Tensor, tokens: Tensor) -> Tensor:

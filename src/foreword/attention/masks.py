@@ -25,6 +25,8 @@ def token_mask(
         A mask (B | 1, H | 1, T | 1, S) or None, and whether, with None, query t sees keys 0 … t alone.
     """
     length, size = query.shape[2], key.shape[2]
+    if mask is None and length == 1 and kwargs.get("sliding_window") is None:
+        return None, False  # a step of decoding
     causal = kwargs.get("is_causal")
     if causal is None:
         causal = getattr(module, "is_causal", True)

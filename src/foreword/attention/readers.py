@@ -92,13 +92,10 @@ class Plan:
         reads = None if slot is None else slot.reads(self)
         if reads is None or not reads.prefixes:
             return original(module, query, key, value, mask, **kwargs)
-        obstacle = _obstacle(reads, module, query, key, value, kwargs)
-        segments = reads.segments(len(query)) if obstacle is None else None
-        if segments is None:
-            obstacle = obstacle or "the prefixes are too long to copy them for each row"
-        _note(module, obstacle)
-        if segments is not None:
-            return self._read_fused(reads, segments, original, module, query, key, value, mask, kwargs)
+        if not reads.decided:
+            reads.segments, reads.decided = _segments(reads, module, query, key, value, kwargs), True
+        if reads.segments is not None:
+            return self._read_fused(reads, reads.segments, original, module, query, key, value, mask, kwargs)
 
         readers = reads.readers(self)
         scoring = Scoring(_scaling(query, kwargs), kwargs.get("softcap"), kwargs.get("dropout", 0.0))
@@ -139,8 +136,18 @@ def _scaling(query: Tensor, kwargs: dict[str, Any]) -> float:
     return query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
+def _segments(reads, module, query, key, value, kwargs):
+    """The prefixes of a call put together for fused kernels; None where the reference path has to read them."""
+    obstacle = _obstacle(reads, module, query, key, value, kwargs)
+    segments = None if obstacle else reads.together(len(query))
+    if segments is None:
+        obstacle = obstacle or "the prefixes are too long to copy them for each row"
+    _note(module, obstacle)
+    return segments
+
+
 def _obstacle(reads, module, query, key, value, kwargs) -> str | None:
-    """Why the reference path has to read the prefixes of a call; None where fused kernels can."""
+    """Why fused kernels can't read the prefixes of a call; None where they can."""
     device, dtype, site = query.device.type, query.dtype, reads.site
     if kwargs.get("softcap") is not None:
         return "the scores are soft-capped"

@@ -20,13 +20,11 @@ def kernel_of(query: Tensor, mask: Tensor | None) -> Kernel:
 
 def _folds(query: Tensor, prefix: Tensor) -> bool:
     """A GPU's backward runs in parallel over rows, so there the rows stay apart and share the keys by stride."""
-    return prefix.shape[0] == 1 and query.device.type == "cpu"
+    return prefix.shape[0] < query.shape[0] and query.device.type == "cpu"
 
 
 def _fold(tensor: Tensor) -> Tensor:
     """(B, H, T, …) → (1, H, B·T, …)."""
-    if tensor.shape[0] == 1:
-        return tensor
     if tensor.shape[2] == 1:
         return tensor.transpose(0, 2)
     return tensor.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)
@@ -34,8 +32,6 @@ def _fold(tensor: Tensor) -> Tensor:
 
 def _unfold(tensor: Tensor, batch: int) -> Tensor:
     """(1, H, B·T, …) → (B, H, T, …)."""
-    if batch == 1:
-        return tensor
     if batch == tensor.shape[2]:
         return tensor.transpose(0, 2)
     return tensor[0].transpose(0, 1).unflatten(0, (batch, -1)).transpose(1, 2)
@@ -47,7 +43,8 @@ def read(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scal
     if _folds(query, key):
         out, lse = kernel.forward(_fold(query), key, value, None, False, scaling)
         return _unfold(out, batch), _unfold(lse, batch)
-    key, value = (x.expand(batch, -1, -1, -1) for x in (key, value))
+    if key.shape[0] < batch:
+        key, value = (x.expand(batch, -1, -1, -1) for x in (key, value))
     return kernel.forward(query, key, value, additive(visible, query.dtype), False, scaling)
 
 

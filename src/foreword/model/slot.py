@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -104,6 +104,8 @@ class Reads:
         alone: those that can't be put together with others.
         joins_softmax: whether one of the prefixes is in the tokens' softmax.
         splits_softmax: whether one of those stands alone.
+        decided: whether the path is: the steps of a generation take that of the first.
+        segments: what fused kernels read; None where the reference path reads the prefixes.
     """
 
     site: Site
@@ -111,23 +113,22 @@ class Reads:
     alone: list[tuple[Any, Any, Tensor | None]]
     joins_softmax: bool
     splits_softmax: bool
-    _segments: list[Segments | None] = field(default_factory=list)  # once they are known
+    decided: bool = False
+    segments: Segments | None = None
 
     def readers(self, plan: Plan) -> list[Reader]:
         """The prefixes one by one: those in the tokens' softmax first, then those added to its output."""
         readers = [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self.prefixes]
         return sorted(readers, key=lambda reader: not reader.prefix.joins_softmax)
 
-    def segments(self, batch: int) -> Segments | None:
+    def together(self, batch: int) -> Segments | None:
         """The prefixes put together for B rows, but for `others`; None where they are too long for that."""
-        if not self._segments:
-            pieces = [(p.joins_softmax, p.piece(self.site, *rest)) for p, *rest in self.prefixes if _stacks(p)]
-            joint, apart = ([piece for joins, piece in pieces if joins is kind] for kind in (True, False))
-            self._segments.append(together(joint, apart, batch))
-        return self._segments[0]
+        pieces = [(p.joins_softmax, p.piece(self.site, *rest)) for p, *rest in self.prefixes if _stacks(p)]
+        joint, apart = ([piece for joins, piece in pieces if joins is kind] for kind in (True, False))
+        return together(joint, apart, batch)
 
     def others(self, plan: Plan) -> list[Reader]:
-        """The readers that `segments` leaves out."""
+        """The readers that `together` leaves out."""
         return [prefix.reader(self.site, shared, rows, plan) for prefix, shared, rows in self.alone]
 
 

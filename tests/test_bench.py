@@ -12,12 +12,12 @@ from foreword.cli import main
 
 
 def test_every_arm_has_its_cost_and_the_frozen_model_is_one():
-    costs = bench(
-        tiny.model(), ["prefix-tuning", "lora", [fw.ZeroInit(), "parallel-adapter"]], rows=2, tokens=8, rounds=2
-    )
+    model = tiny.model()
+    costs = bench(model, ["prefix-tuning", "lora", [fw.ZeroInit(), "parallel-adapter"]], rows=2, tokens=8, rounds=2)
     assert list(costs) == [FROZEN, "prefix-tuning", "lora", "zero-init + parallel-adapter"]
     assert costs[FROZEN].step_ratio == costs[FROZEN].decode_ratio == 1
     assert all(cost.step > 0 and cost.decode > 0 for cost in costs.values())
+    assert fw.adapters(model) == []
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])

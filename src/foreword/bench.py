@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from .attention.readers import watch_paths
 from .losses import completion_loss
 from .measuring import interleave, now
 from .model.adapter import Adapter
-from .model.attach import attach, set_active
+from .model.attach import attach, detach, set_active
 from .space import Method
 
 Choice = Method | str | Sequence[Method | str]  # one adapter: a method, its name, or several that compose
@@ -59,15 +60,8 @@ def bench(
     """
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(vocabulary, (rows, tokens), generator=torch.Generator().manual_seed(0)).to(model.device)
-    adapters = _attach_all(model, methods)
-    embedded = model.get_input_embeddings()(ids).detach()
-    steps: dict[str, Callable[[], Any]] = {FROZEN: lambda: _frozen_step(model, embedded, ids)}
-    decoders: dict[str, Callable[[], Any]] = {FROZEN: _decoder(model, None, ids)}
-    for label, adapter in adapters.items():
-        steps[label] = partial(_step, adapter, ids)
-        decoders[label] = _decoder(model, adapter.name, ids)
-    clock = partial(now, model)
-    stepped, decoded = interleave(steps, rounds, clock), interleave(decoders, rounds, clock)
+    with _attached(model, methods) as adapters:
+        stepped, decoded = _timed(model, adapters, ids, rounds)
     return {
         label: Cost(
             step=statistics.median(stepped[label]),
@@ -79,6 +73,20 @@ def bench(
     }
 
 
+def _timed(
+    model: PreTrainedModel, adapters: dict[str, Adapter], ids: Tensor, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of each arm in each round: of a training step, and of decoding `STEPS` tokens."""
+    embedded = model.get_input_embeddings()(ids).detach()
+    steps: dict[str, Callable[[], Any]] = {FROZEN: lambda: _frozen_step(model, embedded, ids)}
+    decoders: dict[str, Callable[[], Any]] = {FROZEN: _decoder(model, None, ids)}
+    for label, adapter in adapters.items():
+        steps[label] = partial(_step, adapter, ids)
+        decoders[label] = _decoder(model, adapter.name, ids)
+    clock = partial(now, model)
+    return interleave(steps, rounds, clock), interleave(decoders, rounds, clock)
+
+
 def kernel_paths(model: PreTrainedModel, methods: Sequence[Choice], *, tokens: int = 16) -> list[dict[str, Any]]:
     """The path of every attention module in a training step and in a decoding step, sites of equal paths together.
 
@@ -86,31 +94,38 @@ def kernel_paths(model: PreTrainedModel, methods: Sequence[Choice], *, tokens: i
     "reference: " and the reason; "–" where the module reads no adapter.
     """
     ids = torch.arange(2 * tokens, device=model.device).view(2, -1) % model.config.get_text_config().vocab_size
-    rows = []
-    for label, adapter in _attach_all(model, methods).items():
-        with watch_paths() as trained:
-            _step(adapter, ids)
-        with watch_paths() as decoded:
-            _decoder(model, adapter.name, ids)()
-        alike: dict[tuple[str, str, str], list[int]] = {}
-        for site in adapter.host.layout.sites:
-            paths = (trained.get(site.module, "–"), decoded.get(site.module, "–"))
-            alike.setdefault((site.kind, *paths), []).append(site.layer)
-        rows += [
-            {"method": label, "attention": kind, "layers": _ranges(layers), "training": training, "decoding": decoding}
-            for (kind, training, decoding), layers in alike.items()
-        ]
-    return rows
+    with _attached(model, methods) as adapters:
+        return [row for label, adapter in adapters.items() for row in _paths(label, adapter, ids)]
 
 
-def _attach_all(model: PreTrainedModel, methods: Sequence[Choice]) -> dict[str, Adapter]:
-    """Label → adapter."""
+def _paths(label: str, adapter: Adapter, ids: Tensor) -> list[dict[str, Any]]:
+    with watch_paths() as trained:
+        _step(adapter, ids)
+    with watch_paths() as decoded:
+        _decoder(adapter.model, adapter.name, ids)()
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for site in adapter.host.layout.sites:
+        paths = (trained.get(site.module, "–"), decoded.get(site.module, "–"))
+        alike.setdefault((site.kind, *paths), []).append(site.layer)
+    return [
+        {"method": label, "attention": kind, "layers": _ranges(layers), "training": training, "decoding": decoding}
+        for (kind, training, decoding), layers in alike.items()
+    ]
+
+
+@contextmanager
+def _attached(model: PreTrainedModel, methods: Sequence[Choice]) -> Iterator[dict[str, Adapter]]:
+    """Label → adapter, for as long as they are measured."""
     made: dict[str, Adapter] = {}
-    for number, method in enumerate(methods):
-        adapter = attach(model, method, f"bench-{number}")
-        label = " + ".join(one.name for one in adapter.methods)
-        made[label if label not in made else f"{label} ({number + 1})"] = adapter
-    return made
+    try:
+        for number, method in enumerate(methods):
+            adapter = attach(model, method, f"bench-{number}")
+            label = " + ".join(one.name for one in adapter.methods)
+            made[label if label not in made else f"{label} ({number + 1})"] = adapter
+        yield made
+    finally:
+        for adapter in made.values():
+            detach(model, adapter.name)
 
 
 def _frozen_step(model: PreTrainedModel, embedded: Tensor, ids: Tensor) -> None:

@@ -177,6 +177,16 @@ def test_without_gradients_it_is_the_same() -> None:
             assert torch.equal(joint_attention(*inputs, case.scaling), expected)
 
 
+@pytest.mark.usefixtures("path")
+def test_causal_queries_before_the_empty_places_of_a_static_cache() -> None:
+    """Query t sees keys 0 … t, whatever stands behind the last query."""
+    case = problem(masking="causal", tokens=5)
+    query, key, value, *prefix = case.inputs(torch.float32)
+    wide = [torch.cat([x, torch.full_like(x, torch.nan)], 2) for x in (key, value)]
+    out = joint_attention(query, *wide, *prefix, case.scaling, causal=True)
+    torch.testing.assert_close(out, joint_attention(query, key, value, *prefix, case.scaling, causal=True))
+
+
 def test_recomputed_under_checkpointing() -> None:
     case = problem(masking="left", prefix=10)
 

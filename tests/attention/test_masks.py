@@ -49,6 +49,26 @@ def test_block_mask_of_flex_attention() -> None:
     assert not causal
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"cu_seq_lens_q": torch.tensor([0, 3, 4, 7])},
+        {"position_ids": torch.tensor([[2, 3, 4, 0, 0, 1, 2]])},
+    ],
+)
+def test_texts_packed_in_one_row_of_flash_attention(told: dict) -> None:
+    """No token sees another text."""
+    mask, causal = token_mask(module("flash_attention_2"), *call(7, 7, rows=1), None, told)
+    texts = torch.tensor([0, 0, 0, 1, 2, 2, 2])
+    assert not causal
+    assert torch.equal(mask[0, 0], (texts[:, None] == texts) & torch.ones(7, 7, dtype=torch.bool).tril())
+
+
+def test_one_text_in_one_row_of_flash_attention() -> None:
+    told = {"position_ids": torch.arange(3, 10)[None]}  # behind a prefix that takes positions
+    assert token_mask(module("flash_attention_2"), *call(7, 7, rows=1), None, told) == (None, True)
+
+
 @pytest.mark.parametrize("length", [1, 4, 7])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("padded", [False, True])

@@ -1,5 +1,6 @@
 """Which path each architecture takes, and that the paths and the ways to put prefixes together agree."""
 
+import copy
 import logging
 
 import pytest
@@ -195,6 +196,50 @@ def test_another_assignment_of_the_same_adapters_to_a_running_cache() -> None:
     model.foreword._memories.clear()
     with fw.rows(model, ["two", "one"]):
         close(swapped, model(input_ids=more, past_key_values=cache).logits)
+
+
+@torch.no_grad()
+def test_a_gate_of_other_rows_of_a_running_cache() -> None:
+    """A row that begins to read an adapter in the middle gets a gate of its own, not that of the row before it."""
+    model = zoo.make("llama")
+    shake(fw.attach(model, small("unipelt"), "one"))
+    ids, more = text(batch=2), text(batch=2, length=1, seed=8)
+    with fw.rows(model, ["one", None]):
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+    twin = copy.deepcopy(cache)
+    with fw.rows(model, [None, "one"]):
+        swapped = model(input_ids=more, past_key_values=cache).logits
+        model.foreword.forget()
+        close(swapped, model(input_ids=more, past_key_values=twin).logits)
+
+
+@torch.no_grad()
+def test_an_adapter_that_comes_under_an_old_name_in_the_middle_of_a_generation() -> None:
+    model = zoo.make("llama")
+    ids, more = text(batch=1), text(batch=1, length=1, seed=8)
+    fw.attach(model, small("prefix-tuning"), "stays")
+    shake(fw.attach(model, small("prefix-tuning"), "goes"), 1)
+    cache = model(input_ids=ids, use_cache=True).past_key_values
+    model(input_ids=more, past_key_values=cache)
+    fw.detach(model, "goes")
+    shake(fw.attach(model, small("prefix-tuning"), "goes"), 2)
+    twin = copy.deepcopy(cache)
+    after = model(input_ids=more, past_key_values=cache).logits
+    close(after, model(input_ids=more, past_key_values=twin).logits)
+
+
+@torch.no_grad()
+def test_another_attention_function_in_the_middle_of_a_generation() -> None:
+    """The path of a generation is chosen anew: eager attention gives its weights."""
+    case = make_case("llama", small("prefix-tuning"))
+    ids, more = text(batch=1), text(batch=1, length=1, seed=8)
+    cache = case.model(input_ids=ids, use_cache=True).past_key_values
+    expected = case.model(input_ids=more, past_key_values=copy.deepcopy(cache)).logits
+    case.model(input_ids=more, past_key_values=copy.deepcopy(cache))
+    case.model.set_attn_implementation("eager")
+    outputs = case.model(input_ids=more, past_key_values=cache, output_attentions=True)
+    close(outputs.logits, expected)
+    assert all(weights is not None for weights in outputs.attentions)
 
 
 @pytest.mark.parametrize("method", [fw.PrefixTuning(length=3), fw.ZeroInit(length=3, layers=None, opening=0.5)])

@@ -31,9 +31,10 @@ def token_mask(
     if causal is None:
         causal = getattr(module, "is_causal", True)
     if isinstance(mask, BlockMask):
-        mask = create_mask(mask.mask_mod, query.shape[0], query.shape[1], length, size, device=query.device.type)
+        mask = create_mask(mask.mask_mod, query.shape[0], query.shape[1], length, size, device=query.device)
     elif implementation(module).startswith("flash"):
-        mask = _flash_mask(mask, length, size, causal, kwargs.get("sliding_window"), query.device)
+        texts = None if mask is not None else _packed_texts(query, key, kwargs)
+        mask = _flash_mask(mask, texts, length, size, causal, kwargs.get("sliding_window"), query.device)
     if mask is not None:
         return mask[..., :size], False
     return None, causal and length > 1
@@ -44,12 +45,38 @@ def implementation(module: nn.Module) -> str:
     return getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
 
 
+def _packed_texts(query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+    """(T,) the number of the text that each token belongs to, where one row holds several without a mask; else None.
+
+    Flash attention knows them by where they begin (`cu_seq_lens_q`), or by positions that don't count on.
+    """
+    length = query.shape[2]
+    if query.shape[0] != 1 or length == 1 or length != key.shape[2]:
+        return None
+    starts, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
+    if starts is not None:
+        return torch.bucketize(torch.arange(length, device=query.device), starts[1:], right=True)
+    if positions is None or positions.shape[-1] != length:
+        return None
+    restarts = positions.flatten().diff() != 1
+    return torch.nn.functional.pad(restarts.cumsum(0), (1, 0)) if restarts.any() else None
+
+
 def _flash_mask(
-    padding: Tensor | None, length: int, size: int, causal: bool, window: int | None, device: torch.device
+    padding: Tensor | None,
+    texts: Tensor | None,
+    length: int,
+    size: int,
+    causal: bool,
+    window: int | None,
+    device: torch.device,
 ) -> Tensor | None:
-    """What flash attention makes of padding (B, S), a causal flag and a window: the last query sees the last key."""
+    """What flash attention makes of padding (B, S), of texts (S,) in one row, of a causal flag and a window.
+
+    The last query sees the last key.
+    """
     windowed = window is not None and size > window
-    if padding is None and not windowed and (length in (1, size) or not causal):
+    if padding is None and texts is None and not windowed and (length in (1, size) or not causal):
         return None
     query = torch.arange(size - length, size, device=device)[:, None]
     key = torch.arange(size, device=device)
@@ -58,5 +85,7 @@ def _flash_mask(
         visible &= key <= query
     if windowed:
         visible &= query - key < window
+    if texts is not None:
+        visible &= texts[:, None] == texts
     visible = visible[None, None]
     return visible if padding is None else visible & padding[:, None, None, -size:].bool()

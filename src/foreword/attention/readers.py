@@ -92,8 +92,9 @@ class Plan:
         reads = None if slot is None else slot.reads(self)
         if reads is None or not reads.prefixes:
             return original(module, query, key, value, mask, **kwargs)
-        if not reads.decided:
-            reads.segments, reads.decided = _segments(reads, module, query, key, value, kwargs), True
+        if reads.decided_for is not original:
+            reads.segments = _segments(reads, module, query, key, value, kwargs)
+            reads.decided_for = original
         if reads.segments is not None:
             return self._read_fused(reads, reads.segments, original, module, query, key, value, mask, kwargs)
 
@@ -142,6 +143,9 @@ def _segments(reads, module, query, key, value, kwargs):
     segments = None if obstacle else reads.together(len(query))
     if segments is None:
         obstacle = obstacle or "the prefixes are too long to copy them for each row"
+    elif reads.alone:
+        names = sorted({type(prefix.combine).__name__ for prefix, _, _ in reads.alone})
+        obstacle = f"no softmax of its own or of the tokens' ({', '.join(names)})"
     _note(module, obstacle)
     return segments
 
@@ -161,6 +165,8 @@ def _obstacle(reads, module, query, key, value, kwargs) -> str | None:
         return f"keys have width {query.shape[-1]} and values {site.value_dim}"
     if not is_fused(device, dtype):
         return f"no kernel for {dtype} on {device} passed its probe"
+    if device == "cuda" and (query.shape[-1] > 256 or query.shape[-1] % 8):
+        return f"flash attention on GPUs takes no heads of width {query.shape[-1]}"
     return _obstacle_to_joint(reads, module, query, key, kwargs) if reads.joins_softmax else None
 
 

@@ -31,7 +31,7 @@ class PromptGate(nn.Module):
 
     def forward(self, x: Tensor, plan: Plan, rows: Tensor | None) -> Tensor:
         """x (B, …, T, d) of some rows of a batch → γ (B, 1, …, 1) of those rows, in the dtype of x."""
-        gate = plan.remember((self, "gate"), lambda: self._mean(x.flatten(1, -2), plan.prompt, rows))
+        gate = plan.remember((self, rows), lambda: self._mean(x.flatten(1, -2), plan.prompt, rows))
         return gate.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
 
     def _mean(self, x: Tensor, prompt: Tensor | None, rows: Tensor | None) -> Tensor:

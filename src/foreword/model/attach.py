@@ -81,12 +81,13 @@ def _require_free(host: Host, name: str) -> None:
 
 def require_compatible(parts: Sequence[Part]) -> None:
     """Raise `ForewordError` where two methods of one adapter claim the same place."""
-    claimed: dict[tuple[str, str], Method] = {}
+    claimed: dict[tuple[str, str], Part] = {}
     for part in parts:
         for place, what in part.claims():
-            first = claimed.setdefault((place, what), part.method)
-            if first is not part.method:
-                raise ForewordError(f"{first.name} and {part.method.name} can't compose: each puts a {what} at {place}")
+            first = claimed.setdefault((place, what), part)
+            if first is not part:
+                names = f"{first.method.name} and {part.method.name}"
+                raise ForewordError(f"{names} can't compose: each puts a {what} at {place}")
 
 
 def detach(model: PreTrainedModel, name: str) -> None:
@@ -97,6 +98,7 @@ def detach(model: PreTrainedModel, name: str) -> None:
         host.activate(None)
     adapter.remove()
     del host.adapters[name]
+    host.forget()
     host.leave_if_empty()
 
 

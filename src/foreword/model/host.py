@@ -133,6 +133,10 @@ class Host(nn.Module):
         if not self.sets:
             self.model.__dict__.pop("_reorder_cache", None)
 
+    def forget(self) -> None:
+        """Drop what earlier steps of any generation computed: it may be of an adapter that is gone."""
+        self._memories.clear()
+
     def leave_if_empty(self) -> None:
         """With no adapter left, restore the model: no hooks, no child module, parameters trainable as they were."""
         if self.adapters or host_on(self.model) is None:

@@ -58,7 +58,7 @@ class Prefix(nn.Module):
             key, value = self.key_value(site, shared)
             return _for_rows(key.to(site.dtype)), _for_rows(value.to(site.dtype))
 
-        key, value = plan.remember(self, compute)
+        key, value = plan.remember((self, rows), compute)
         query = site.raw_query(plan.call) if self.reads_input and site.rotary is not None else None
         return Reader(self, key, value, rows, query)
 
@@ -104,7 +104,7 @@ class Reads:
         alone: those that can't be put together with others.
         joins_softmax: whether one of the prefixes is in the tokens' softmax.
         splits_softmax: whether one of those stands alone.
-        decided: whether the path is: the steps of a generation take that of the first.
+        decided_for: the attention function for which the path was chosen; the steps of a generation keep it.
         segments: what fused kernels read; None where the reference path reads the prefixes.
     """
 
@@ -113,7 +113,7 @@ class Reads:
     alone: list[tuple[Any, Any, Tensor | None]]
     joins_softmax: bool
     splits_softmax: bool
-    decided: bool = False
+    decided_for: Any = None
     segments: Segments | None = None
 
     def readers(self, plan: Plan) -> list[Reader]:

@@ -145,9 +145,21 @@ def test_a_budget_is_met_as_closely_as_the_size_allows(name):
     method = fit_budget(name, model, 200_000)
     size = getattr(method, method.size)
     assert counted(method, model).trainable <= 200_000
-    larger = type(method)(**{method.size: size + 1})
+    larger = fw.methods()[name]().at_size(size + 1)
     assert counted(larger, model).trainable > 200_000
     assert not hasattr(model, "foreword")
+
+
+def test_a_composition_keeps_its_proportion():
+    assert fw.Mam(length=30, bottleneck=512).at_size(128) == fw.Mam(length=8, bottleneck=128)
+    smaller = fw.UniPELT(length=10, hidden=512, bottleneck=48, r=8).at_size(12)
+    assert smaller == fw.UniPELT(length=2, hidden=128, bottleneck=12, r=2)
+
+
+def test_a_budget_counts_from_the_frozen_tokens():
+    method = fit_budget(fw.PrefixTuning(frozen_tokens=1), zoo.make("llama"), 2_000)
+    assert method.frozen_tokens == 1
+    assert method.length > 1
 
 
 def test_a_budget_below_the_smallest_size_is_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
@@ -97,7 +97,8 @@ def num_own(model: PreTrainedModel) -> int:
 def fit_budget(chosen: Method | str, model: PreTrainedModel, budget: int) -> Method:
     """A method, or a registry name with its defaults, at the largest size of at most `budget` trainable parameters.
 
-    Its size field (`Method.size`: length, bottleneck or r) is chosen, the others stay as they are.
+    Its size field (`Method.size`: length, bottleneck or r) is chosen, the others stay as they are; in a composition
+    of several methods the sizes of its parts keep their proportion.
 
     Raises:
         ForewordError: an unknown name, a model that can't take the method, or a budget below its smallest size.
@@ -107,22 +108,24 @@ def fit_budget(chosen: Method | str, model: PreTrainedModel, budget: int) -> Met
     try:
         layout = host.layout
 
-        def cost(size: int) -> int:
-            return replace(method, **{str(method.size): size}).count(layout).trainable
+        least = 1 + getattr(method, "frozen_tokens", 0)
 
-        smallest = method.count(layout).trainable if method.size is None else cost(1)
+        def cost(size: int) -> int:
+            return method.at_size(size).count(layout).trainable
+
+        smallest = method.count(layout).trainable if method.size is None else cost(least)
         if smallest > budget:
             raise ForewordError(
                 f"{method.name} trains at least {smallest:,} parameters on this model, more than {budget:,}"
             )
         if method.size is None:
             return method
-        fits, exceeds = 1, 2
+        fits, exceeds = least, 2 * least
         while exceeds < LARGEST and cost(exceeds) <= budget:
             fits, exceeds = exceeds, 2 * exceeds
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
             fits, exceeds = (middle, exceeds) if cost(middle) <= budget else (fits, middle)
-        return replace(method, **{str(method.size): fits})
+        return method.at_size(fits)
     finally:
         host.leave_if_empty()

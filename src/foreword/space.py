@@ -20,7 +20,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType, ModuleType, UnionType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -102,6 +102,10 @@ class Method:
         """The methods that this one consists of: itself, but for a composition."""
         return [self]
 
+    def at_size(self, size: int) -> Method:
+        """The same with its field `size` at that number; a composition takes the sizes of its parts along."""
+        return replace(self, **{str(self.size): size})
+
     def build(self, layout: Layout, start: Start) -> Part:
         """The modules of a method that is no composition."""
         return self.point().place(self, layout, start)
@@ -122,6 +126,16 @@ class Method:
         return {"method": self.name, **_fields(self)}
 
 
+def in_proportion(value: int, size: int, usual: int) -> int:
+    """`value` of a part where the composition has `size` in place of its `usual` one."""
+    return max(1, round(value * size / usual))
+
+
+def own_rate(methods: Sequence[Method]) -> float:
+    """The learning rate of methods that compose: the lowest default, since a rate too high is the worse mistake."""
+    return min(method.learning_rate for method in methods)
+
+
 @dataclass(frozen=True)
 class Point(Method):
     """Any source with any combine at any attention: a point of the space, whether a paper named it or not.
@@ -132,9 +146,8 @@ class Point(Method):
     Args:
         source: where keys and values come from, one of `foreword.sources`.
         combine: how they meet the tokens' attention, one of `foreword.combines`.
-        layers: None for every layer, n for the top n attention layers, a list of layer numbers, or "upper" for all
-        but the
-            lowest two.
+        layers: None for every layer, n for the top n attention layers, a list of layer numbers, or "upper" for all but
+            the lowest two.
         attention: "all", or some of "self", "cross", "encoder" joined by "+".
         dropout: on the keys and values, in training.
         text_positions: where a model embeds positions and the prefix is in the softmax, whether text positions count
@@ -144,6 +157,7 @@ class Point(Method):
 
     name: ClassVar[str] = "point"
     citation: ClassVar[str] = ""
+    learning_rate: ClassVar[float] = 3e-2  # of the prefixes that a sweep was made for
 
     source: Source
     combine: Combine

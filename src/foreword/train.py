@@ -29,7 +29,7 @@ from .files import write_json
 from .frozen import FrozenLayers
 from .model.adapter import Adapter
 from .model.attach import attach
-from .space import Method
+from .space import Method, own_rate
 from .trainer import AdapterTrainer, ProgressBar
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Training:
 
     Args:
         output_dir: folder of the adapter; checkpoints go to its subfolder `checkpoints`.
-        learning_rate: None takes the method's own default.
+        learning_rate: None takes the method's own default, of several that compose the lowest.
         num_train_epochs: passes over the training data.
         max_steps: optimizer steps; overrides num_train_epochs when positive.
         per_device_train_batch_size: rows of a step on one device.
@@ -182,7 +182,7 @@ def train(
     ids = _init_ids(data, tokenizer) if init_ids is None else init_ids
     adapter = attach(model, method, name, init_ids=ids, seed=settings.seed)
     frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
-    rate = settings.learning_rate if settings.learning_rate is not None else adapter.methods[0].learning_rate
+    rate = settings.learning_rate if settings.learning_rate is not None else own_rate(adapter.methods)
     callbacks: list[TrainerCallback] = [ProgressBar()]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience))

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import foreword as fw
+import tiny
 from foreword.compare import READY, read_study
 from foreword.compare.study import Length
 from foreword.compare.tasks import load_parts
@@ -44,11 +45,16 @@ def test_a_study_says_what_it_holds(study_file):
         ({"budget": 3}, "budget is 3; it must be {parameters: n}"),
         ({"budget": {"params": 3}}, "budget: parameters is missing; it must be a positive integer"),
         ({"learning_rates": {"factors": []}}, "learning_rates: factors is ..; it must be a list of positive numbers"),
+        ({"methods": {"x 1": "lora", "x (1)": "ia3"}}, "methods 'x 1' and 'x .1.' would share files"),
+        (
+            {"tasks": {name: {"train": "words.jsonl", "test": {"dev": "test.jsonl"}} for name in ("one", "two")}},
+            "two tasks have a test named dev",
+        ),
         ({"learning_rates": {"task": "trec"}}, "learning_rates: task is 'trec'; it must be one of the tasks words"),
         ({"training": {"max_steps": 3}}, "training: max_steps is set by the study"),
         ({"training": {"batch": 3}}, "training has no field 'batch'; it has "),
         ({"training": {"weight_decay": "much"}}, "training: weight_decay is 'much'; it must be of type float"),
-        ({"method": "lora"}, "study.yaml has no field 'method'; it has tasks, methods"),
+        ({"method": "lora"}, "study.yaml has no field 'method'; it has model, tasks, methods"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_field(study_file, changes, message):
@@ -104,6 +110,38 @@ def test_tests_can_be_held_out_of_one_file(study_file):
     (spec,) = read_study(study_file(tasks=tasks, learning_rates={})).tasks
     with pytest.raises(ForewordError, match=r"task words: .* has 44 rows, and 46 are held out"):
         load_parts(spec)
+
+
+def test_no_turn_of_a_conversation_is_trained_on_where_another_is_held_out(study_file):
+    path = study_file(tasks={"talk": {"train": "talk.jsonl", "test_size": 8, "dev_size": 6}}, learning_rates={})
+    turns = [("user", "red?"), ("assistant", "yes"), ("user", "blue?"), ("assistant", "no")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    tiny.write_jsonl(path.with_name("talk.jsonl"), [{"messages": messages} for _ in range(30)])
+    (spec,) = read_study(path).tasks
+    parts = load_parts(spec)
+    held_out = {example["row"] for example in parts.tests["talk"].examples} | {*parts.dev["row"]}
+    assert len(parts.train) > 0
+    assert not held_out & {*parts.train["row"]}
+
+
+def test_the_built_in_task_is_plain_text_for_a_model_without_a_chat_template(study_file):
+    (spec,) = read_study(study_file(tasks={"restaurant": {"train_size": 4, "test_size": 2}})).tasks
+    for templated, kind in ((True, list), (False, str)):
+        parts = load_parts(spec, templated=templated)
+        assert isinstance(parts.train[0]["prompt"], kind)
+        assert isinstance(parts.tests["restaurant"].examples[0]["prompt"], kind)
+
+
+def test_a_study_keeps_what_took_the_place_of_its_own(study_file):
+    path = study_file()
+    words = str(path.with_name("words.jsonl"))
+    study = read_study(path, model="elsewhere", train=words, test=words)
+    assert study.source.splitlines()[:3] == [
+        "# --model elsewhere in place of what stands below",
+        f"# --train {words} in place of what stands below",
+        f"# --test {words} in place of what stands below",
+    ]
+    assert read_study(path).source == path.read_text()
 
 
 def test_label_words_stand_in_for_labels(study_file):

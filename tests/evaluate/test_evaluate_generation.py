@@ -28,6 +28,10 @@ def test_the_option_that_an_answer_names(said, option):
     assert match_option(said, OPTIONS) == option
 
 
+def test_no_answer_names_a_blank_option():
+    assert match_option("It must be a blue whale.", [*OPTIONS, " "]) == 1
+
+
 def test_options_are_shown_as_lines(tokenizer):
     example = {"prompt": "Question: Who swims?\nAnswer:", "choices": [f" {option}" for option in OPTIONS]}
     (turn,) = option_prompt(example, tokenizer)

@@ -57,6 +57,8 @@ def _counts(model: str, budget: int | None) -> list[dict[str, Any]]:
             refused[name] = str(refusal)
     rows = []
     for row in table(network, chosen):
+        if None not in (row.counted, row.formula) and row.counted != row.formula:
+            raise ForewordError(f"{row.method.name}: {row.counted} counted, {row.formula} by formula; please report it")
         size = row.method.size
         rows.append(
             {
@@ -65,11 +67,12 @@ def _counts(model: str, budget: int | None) -> list[dict[str, Any]]:
                 "trainable": None if row.counted is None else row.counted.trainable,
                 "by formula": None if row.formula is None else row.formula.trainable,
                 "stored": None if row.counted is None else row.counted.stored,
+                "stored by formula": None if row.formula is None else row.formula.stored,
                 "of the model": None if row.share is None else f"{row.share:.3%}",
                 "note": row.refusal,
             }
         )
-    empty = dict.fromkeys(("size", "trainable", "by formula", "stored", "of the model"))
+    empty = dict.fromkeys(("size", "trainable", "by formula", "stored", "stored by formula", "of the model"))
     return rows + [{"method": name, **empty, "note": reason} for name, reason in refused.items()]
 
 

@@ -57,7 +57,7 @@ def run_cell(
     with _quiet(), _logs(folder / "tensorboard"):
         network, tokenizer = text_base(model, dtype=dtype)
         to_fastest(network)
-        parts = load_parts(spec, fraction, seed)
+        parts = load_parts(spec, fraction, seed, templated=bool(tokenizer.chat_template))
         outcome: dict[str, Any] = {"trainable": 0, "stored": 0, "steps": 0, "examples": len(parts.train)}
         seconds = 0.0
         if methods:
@@ -91,7 +91,7 @@ def try_rate(
     with _quiet(), _logs(folder / "tensorboard"):
         network, tokenizer = text_base(model, dtype=dtype)
         to_fastest(network)
-        parts = load_parts(TaskSpec(**task))
+        parts = load_parts(TaskSpec(**task), templated=bool(tokenizer.chat_template))
         settings = _settings(network, tokenizer, methods, parts, Length(*length), training, folder)
         settings = replace(settings, learning_rate=learning_rate, eval_strategy="epoch")
         if settings.max_steps > 0:

@@ -10,14 +10,18 @@ from typing import Any
 from ..base import text_base
 from ..cells import Backend, Cell, Outcome, failures, run_cells, stored
 from ..files import write_json, write_text
+from ..space import own_rate
 from .budget import sized
 from .cell import as_arguments, run_cell
 from .entries import Entry
 from .names import file_name
 from .page import write_page
-from .study import Study
+from .study import Length, Study
 from .summary import rows_of, statements_of, table_of
 from .sweep import Rates, best_rates, tried, tries
+from .tasks import TaskSpec
+
+UNKNOWN = 1000  # rows of a file that is not limited, where an estimate of time needs them
 
 
 def compare(
@@ -100,7 +104,7 @@ def cells_of(study: Study, entries: Sequence[Entry], rates: Rates) -> list[Cell]
             "dtype": study.dtype,
             "entry": entry.name,
             "methods": [method.to_dict() for method in entry.methods],
-            "learning_rate": entry.learning_rate or rates.get((task.name, entry.name)) or _own_rate(entry),
+            "learning_rate": _rate(entry, task.name, rates),
             "fraction": fraction,
             "seed": seed,
             "training": study.training,
@@ -110,9 +114,22 @@ def cells_of(study: Study, entries: Sequence[Entry], rates: Rates) -> list[Cell]
         if not entry.methods:  # nothing is trained: one cell a task
             arguments |= {"fraction": 1.0, "seed": 0, "training": {}, "length": list(study.lengths[0])}
             name = file_name(task.name, entry.name)
-        cost = fraction * length.amount if length.unit == "epochs" else length.amount
-        cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=cost))
+        cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=_steps(study, task, fraction, length)))
     return list(cells.values())
+
+
+def _steps(study: Study, task: TaskSpec, fraction: float, length: Length) -> float:
+    """About how many steps a cell trains, so that the time left can be told; seconds count as steps."""
+    if length.unit != "epochs":
+        return length.amount
+    examples = fraction * (task.train_size or UNKNOWN)
+    return length.amount * examples / study.training.get("per_device_train_batch_size", 8)
+
+
+def _rate(entry: Entry, task: str, rates: Rates) -> float | None:
+    if not entry.methods:
+        return None
+    return entry.learning_rate or rates.get((task, entry.name)) or own_rate(entry.methods)
 
 
 def _entries(study: Study) -> list[Entry]:
@@ -124,7 +141,3 @@ def _entries(study: Study) -> list[Entry]:
 
 def _hours(outcomes: Sequence[Outcome]) -> float:
     return round(sum(outcome.seconds for outcome in outcomes) / 3600, 5)
-
-
-def _own_rate(entry: Entry) -> float | None:
-    return entry.methods[0].learning_rate if entry.methods else None

@@ -27,6 +27,7 @@ from ..errors import ForewordError
 from ..train import Training
 from .entries import Entry, read_entry
 from .fields import Fields, is_count, is_positive, list_of, read_yaml
+from .names import file_name
 from .tasks import TaskSpec, read_task_spec
 
 READY = ("zero-init", "unified-view", "sample-efficiency", "init", "parscale")  # in the folder `studies`
@@ -103,11 +104,12 @@ def read_study(
         fields.values["tasks"] = {
             Path(train).stem: {"train": str(Path(train).absolute()), "test": str(Path(test).absolute())}
         }
+    own = fields.text("model", "smollm2")
     tasks, methods = _named(fields, "tasks"), _named(fields, "methods")
     sweep = _sweep(fields)
     study = Study(
         name=fields.text("name", file.stem),
-        model=model or fields.text("model", "smollm2"),
+        model=own if model is None else model,
         dtype=fields.text("dtype", "auto"),
         tasks=tuple(
             read_task_spec(name, Fields(value or {}, tasks.place(name)), folder, holds_out=sweep is not None)
@@ -120,10 +122,31 @@ def read_study(
         parameters=_parameters(fields),
         sweep=sweep,
         training=_training(fields),
-        source=file.read_text(encoding="utf-8"),
+        source=_instead(model, train, test) + file.read_text(encoding="utf-8"),
     )
     fields.done()
+    _require_distinct(study, file)
     return study
+
+
+def _require_distinct(study: Study, file: Path) -> None:
+    """Raise `ForewordError` where two cells would have one file, or two tests one name in the tables."""
+    tests = [test for task in study.tasks for test in task.tests]
+    for what, names in (("methods", [entry.name for entry in study.entries]), ("tests", tests)):
+        seen: dict[str, str] = {}
+        for name in names:
+            first = seen.setdefault(file_name(name), name)
+            if what == "tests" and names.count(name) > 1:
+                raise ForewordError(f"{file}: two tasks have a test named {name}; tables need a name for each")
+            if first != name:
+                raise ForewordError(f"{file}: {what} {first!r} and {name!r} would share files; rename one")
+
+
+def _instead(model: str | None, train: str, test: str) -> str:
+    """A comment that names what took the place of the study's own."""
+    given = {"model": model, "train": train, "test": test}
+    lines = [f"# --{name} {value} in place of what stands below\n" for name, value in given.items() if value]
+    return "".join(lines)
 
 
 def _named(fields: Fields, name: str) -> Fields:

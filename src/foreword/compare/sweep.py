@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..cells import Cell, Outcome
+from ..space import own_rate
 from .cell import as_arguments, try_rate
 from .entries import Entry
 from .names import file_name
@@ -15,7 +16,7 @@ Rates = dict[tuple[str, str], float]  # (task, method) → learning rate
 
 
 def tries(study: Study, entries: Sequence[Entry]) -> list[Cell]:
-    """A cell for each task, method and rate: the method's own times each factor, at all of the data, seed 0."""
+    """A cell for each task, method and rate: the methods' own times each factor, at all of the data, seed 0."""
     sweep = study.sweep
     if sweep is None:
         return []
@@ -40,7 +41,7 @@ def tries(study: Study, entries: Sequence[Entry]) -> list[Cell]:
         if sweep.task in (None, task.name)
         for entry in entries
         if entry.methods and entry.learning_rate is None
-        for rate in (float(f"{factor * entry.methods[0].learning_rate:.2g}") for factor in sweep.factors)
+        for rate in (float(f"{factor * own_rate(entry.methods):.2g}") for factor in sweep.factors)
     ]
 
 

@@ -112,8 +112,8 @@ def _digest(paths: list[str]) -> str:
 # Data
 
 
-def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0) -> Parts:
-    """The data of a cell.
+def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0, *, templated: bool = True) -> Parts:
+    """The data of a cell; the built-in task in messages where the model is `templated`, else in plain strings.
 
     The rows held out for tests and learning rates are the same in every cell. The training rows of a fraction are the
     first of an order that `seed` draws: those of 10 % are among those of 30 %, and every method gets the same.
@@ -121,11 +121,11 @@ def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0) -> Parts:
     Raises:
         ForewordError: the file has too few rows, or can't be read.
     """
-    pool = _pool(spec)
+    pool = _pool(spec, templated)
     held_out = spec.dev_size + (spec.test_size if "" in spec.tests.values() and spec.train else 0)
     if len(pool) <= held_out:
         raise ForewordError(f"task {spec.name}: {spec.train} has {len(pool)} rows, and {held_out} are held out")
-    dev, rest = pool.select(range(spec.dev_size)), pool.select(range(held_out, len(pool)))
+    dev, rest = pool.select(range(spec.dev_size)), _others(pool, held_out)
     rest = rest.select(range(min(spec.train_size or len(rest), len(rest))))
     order = list(range(len(rest)))
     random.Random(seed).shuffle(order)
@@ -135,7 +135,7 @@ def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0) -> Parts:
         if file:
             test = read_task(file, chat=spec.chat or None, name=name).limited(spec.test_size)
         elif spec.train is None:
-            test = Task(name, "restaurant", [dict(row) for row in restaurants("test", spec.test_size)])
+            test = Task(name, "restaurant", [dict(row) for row in restaurants("test", spec.test_size, chat=templated)])
         else:
             test = read_task(spec.train, chat=spec.chat or None, name=name)
             rows = set(pool.select(range(spec.dev_size, held_out))["row"])
@@ -148,11 +148,20 @@ def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0) -> Parts:
     return Parts(train, dev, tests)
 
 
-def _pool(spec: TaskSpec) -> Dataset:
+def _pool(spec: TaskSpec, templated: bool) -> Dataset:
     """The training rows in an order of their own: first those held out for learning rates, then for tests."""
     if spec.train is None:
-        return restaurants("train", (spec.train_size or 400) + spec.dev_size)
+        return restaurants("train", (spec.train_size or 400) + spec.dev_size, chat=templated)
     return load(spec.train, chat=spec.chat or None).shuffle(seed=0)
+
+
+def _others(pool: Dataset, held_out: int) -> Dataset:
+    """The examples that are not held out, nor other turns of a conversation of which one is."""
+    rest = pool.select(range(held_out, len(pool)))
+    if "row" not in pool.column_names:
+        return rest
+    rows = set(pool.select(range(held_out))["row"])
+    return rest.select([index for index, row in enumerate(rest["row"]) if row not in rows])
 
 
 def _relabelled(test: Task, words: Mapping[str, str], pool: Dataset) -> Task:

@@ -36,7 +36,7 @@ def score_choices(
     for number, (example, count) in enumerate(zip(examples, counts, strict=True), 1):
         logs = scores[begin : begin + count]
         begin += count
-        norms = [log / len(choice.strip()) for log, choice in zip(logs, example["choices"], strict=True)]
+        norms = [log / max(1, len(choice.strip())) for log, choice in zip(logs, example["choices"], strict=True)]
         best, best_norm = logs.index(max(logs)), norms.index(max(norms))
         records.append(
             {

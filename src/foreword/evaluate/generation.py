@@ -105,7 +105,7 @@ def match_option(text: str, options: Sequence[str]) -> int | None:
     """
     said = text.lower()
     spelled = [option.strip().lower() for option in options]
-    named = [index for index, option in enumerate(spelled) if option in said]
+    named = [index for index, option in enumerate(spelled) if option and option in said]
     if named:
         return named[0] if len(named) == 1 else None
     ratios = [difflib.SequenceMatcher(None, option, said.strip()).ratio() for option in spelled]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from ..space import Layers, Method, register
+from ..space import Layers, Method, in_proportion, register
 from .parallel_adapter import UNIFIED_VIEW, ParallelAdapter
 from .prefix_tuning import PrefixTuning
 
@@ -44,6 +44,9 @@ class Mam(Method):
 
     def __post_init__(self) -> None:
         self.compose()
+
+    def at_size(self, size: int) -> Mam:
+        return replace(self, bottleneck=size, length=in_proportion(self.length, size, self.bottleneck))
 
     def compose(self) -> list[Method]:
         return [

@@ -55,6 +55,7 @@ class ParScale(Method):
     name: ClassVar[str] = "parscale"
     learning_rate: ClassVar[float] = 1e-2
     citation: ClassVar[str] = "Chen et al., Parallel Scaling Law for Language Models, NeurIPS 2025"
+    size: ClassVar[str | None] = "length"
 
     streams: int | Sequence[int] = 2
     length: int = 48

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +18,7 @@ from ..model.peft_part import PeftPart
 from ..model.projections import linears_of
 from ..model.slot import Prefix, Reader
 from ..sources.text import Start
-from ..space import Count, Method, register, require_choice, require_positive
+from ..space import Count, Method, in_proportion, register, require_choice, require_positive
 from .adapter import SequentialAdapter
 from .bottleneck import PostNormTerm, SequentialTerm
 from .gate import PromptGate
@@ -66,6 +66,10 @@ class UniPELT(Method):
     def __post_init__(self) -> None:
         require_positive(self, "length", "hidden", "bottleneck", "r")
         require_choice(self, reparam=(None, "shared", "per-layer"))
+
+    def at_size(self, size: int) -> UniPELT:
+        others = {name: in_proportion(getattr(self, name), size, self.bottleneck) for name in ("length", "hidden", "r")}
+        return replace(self, bottleneck=size, **others)
 
     @property
     def prefix(self) -> PrefixTuning:

@@ -48,6 +48,7 @@ SMOLLM2 = {
     "num_hidden_layers": 30,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
 }
 
 
@@ -178,8 +179,7 @@ def page(name: str, method: type[fw.Method]) -> tuple[str, str]:
         f"```python\nadapter = fw.attach(model, fw.{method.__name__}())\n```",
         f"```\nforeword train data.jsonl --output_dir out/mine --method {name}\n```",
         f"The default learning rate is {method.learning_rate:g}.",
-        "## Source",
-        f"{method.citation}." if method.citation else "",
+        f"## Source\n\n{method.citation}." if method.citation else "",
     ]
     return "\n\n".join(line for line in lines if line) + "\n", picture(places_of(adapter), f"{name} in a layer")
 
@@ -188,6 +188,7 @@ def counts(method: type[fw.Method]) -> str:
     with torch.device("meta"):
         meta = llama(bias=False, **SMOLLM2)
     model = meta.to_empty(device="cpu")
+    model.tie_weights()
     try:
         count = method().count(host_of(model).layout)
     except ForewordError as error:
@@ -232,7 +233,11 @@ def design_space() -> str:
                 "\n".join(grid),
                 "## Where, at their defaults",
                 "\n".join(sites),
-                "## Methods that add no keys and values",
+                "## Streams",
+                "A fourth axis is how many streams a row has and what joins them: one and nothing, but for "
+                "[parscale](methods/parscale.md), which reads P copies of a row behind P prefixes, in the tokens' "
+                "softmax, and joins them before the head.",
+                "## Methods that are more, or other, than a source and a combine",
                 "\n".join(others),
             ]
         )

@@ -22,6 +22,9 @@ class DeepPrompt(Method):
     projections and rotary embedding. Trainable and stored: L·l·d. (The released code of P-tuning v2 trains free keys
     and values instead: that is `prefix-tuning`.)
 
+    Use it where keys and values must stay what the frozen projections make of some hidden state; free ones of the same
+    number (`prefix-tuning`) need fewer steps.
+
     Args:
         length: l, rows.
         layers: None for every layer, n for the top n, or a list of layer numbers.

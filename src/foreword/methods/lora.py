@@ -24,6 +24,8 @@ class Lora(Method):
     Trainable and stored: Σ r·(in + out) over the adapted layers; r·[(d + d_q) + (d + d_kv)] a layer for queries and
     values.
 
+    Use it as the baseline that everyone knows, and where the adapter should be merged into the weights.
+
     Args:
         r: rank.
         alpha: α; the scale is α/r.

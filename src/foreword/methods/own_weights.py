@@ -20,11 +20,13 @@ from ..space import Count, Method, register
 class BitFit(Method):
     """Train the bias vectors, those of layer norms included, and nothing else. A baseline.
 
-    b ← b + Δb
+        b ← b + Δb
 
     A model without biases (LLaMA and its relatives) has nothing to train and is refused; zero biases that are added
     to one are `llama-adapter-v2`. Trainable and stored: all biases. An adapter holds their values, and switching
     adapters exchanges them.
+
+    Use it as the smallest baseline on models of BERT's and GPT-2's time, which have biases everywhere.
     """
 
     name: ClassVar[str] = "bitfit"
@@ -57,9 +59,11 @@ class BitFit(Method):
 class Full(Method):
     """Train every parameter of the model. The baseline that the others are measured against.
 
-    W ← W + ΔW
+        W ← W + ΔW
 
     Trainable and stored: the whole model. An adapter holds a copy of every weight; switching adapters exchanges them.
+
+    Use it to know what the others give up. With little data it forgets: compare held-out loss, not training loss.
     """
 
     name: ClassVar[str] = "full"

@@ -24,6 +24,8 @@ class Vera(Method):
 
     A and B come from `projection_seed` and are not stored. Trainable and stored: Σ (r + out).
 
+    Use it as a baseline of LoRA's kind with a tenth of its numbers, where adapters are many and must be small.
+
     Args:
         r: rank of the frozen pair.
         dropout: on x, in training.

@@ -6,6 +6,7 @@ from equations import Terms, attend, repeat
 from torch.nn.functional import elu, gelu, layer_norm
 
 import foreword as fw
+import zoo
 from foreword import combines, sources
 
 
@@ -230,6 +231,58 @@ def test_ungated_prefix(twin, ids):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Prompts through frozen projections
+
+
+def projections(model, site):
+    """The weights (d, d_kv) and biases of keys and of values at a site."""
+    kind, _, layer = site.partition(".")
+    if hasattr(model, "transformer"):
+        fused = model.transformer.h[int(layer)].attn.c_attn
+        (_, *weights), (_, *biases) = fused.weight.chunk(3, dim=1), fused.bias.chunk(3)
+        return list(zip(weights, biases, strict=True))
+    stack = model.model.encoder if kind == "encoder" else getattr(model.model, "decoder", model.model)
+    attention = getattr(stack.layers[int(layer)], "encoder_attn" if kind == "cross" else "self_attn")
+    return [
+        (linear.weight.T, 0 if linear.bias is None else linear.bias) for linear in (attention.k_proj, attention.v_proj)
+    ]
+
+
+def projected(model, site, prompt, width):
+    """K = p W_k and V = p W_v (G, l, D): no norm before it, no rotation behind it."""
+    return [
+        (prompt @ weight + bias).unflatten(-1, (-1, width)).transpose(0, 1) for weight, bias in projections(model, site)
+    ]
+
+
+class Prompted(Terms):
+    """Prompts in a softmax of their own, behind tanh g of each head; without a gate they are in the tokens' softmax."""
+
+    def __init__(self, model, state):
+        self.model, self.state = model, state
+
+    def prefix(self, site):
+        if f"0.{site}.source.prompt" not in self.state or f"0.{site}.combine.gate" in self.state:
+            return None
+        return projected(self.model, site, self.state[f"0.{site}.source.prompt"], 8)
+
+    def heads(self, site, x, raw, query, out):
+        gate = self.state.get(f"0.{site}.combine.gate")
+        if gate is None:
+            return out
+        key, value = projected(self.model, site, self.state[f"0.{site}.source.prompt"], 8)
+        batch = len(query)
+        term = attend(query, key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1), causal=False)
+        return out + gate.tanh()[:, None, None] * term
+
+
+@pytest.mark.parametrize("method", [fw.ZeroInit(length=4, layers=None), fw.RandomInit(length=4, layers=None)])
+def test_prompts_through_frozen_projections(twin, ids, method):
+    state = twin.attach(method)
+    close(twin.logits(ids), twin.naive(ids, Prompted(twin.model, state)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Compositions
 
 
@@ -291,6 +344,32 @@ def test_llama_adapter_v2_scales_outputs(twin, ids):
     close(twin.logits(ids), twin.naive(ids, V2(state, "output")))
 
 
+class V2WithPrompts(V2):
+    """The prompts pass the same scales and biases as the tokens do."""
+
+    def __init__(self, model, state):
+        super().__init__(state, "output")
+        self.model = model
+
+    def heads(self, site, x, raw, query, out):
+        prompt = self.state.get(f"1.{site}.source.prompt")
+        if prompt is None:
+            return out
+        layer = site.removeprefix("self.")
+        key, value = (
+            self.linear(f"{layer}.self_attn-{name}", prompt, prompt @ weight).unflatten(-1, (-1, 8)).transpose(0, 1)
+            for name, (weight, _) in zip(("k_proj", "v_proj"), projections(self.model, site), strict=True)
+        )
+        batch = len(query)
+        term = attend(query, key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1), causal=False)
+        return out + self.state[f"1.{site}.combine.gate"].tanh()[:, None, None] * term
+
+
+def test_llama_adapter_v2_prompts(llama, ids):
+    state = llama.attach(fw.LlamaAdapterV2(length=4, early=2), std=0.1)
+    close(llama.logits(ids), llama.naive(ids, V2WithPrompts(llama.model, state)))
+
+
 def test_llama_adapter_v2_scales_inputs(llama, ids):
     """As the released 65B code: y = W (s ⊙ x) + b, here with the scale moved into the weights."""
     state = llama.attach(fw.LlamaAdapterV2(length=0, scaling="input", norms=False), std=0.1)
@@ -328,6 +407,7 @@ SAME = [
     fw.LlamaAdapterV2(),
     fw.LlamaAdapterV2(scaling="input"),
     fw.ZeroInit(length=4),
+    fw.ZeroInitNonlinear(length=4),
     fw.Full(),
 ]
 DIFFERENT = [
@@ -337,6 +417,13 @@ DIFFERENT = [
     fw.Mam(length=4, bottleneck=4),
     fw.UniPELT(length=4),
     fw.MultiheadAdapter(bottleneck=4, reparam="shared"),
+    fw.PrefixTuning(length=4),
+    fw.PrefixTuning(length=4, init="zero"),
+    fw.DeepPrompt(length=4),
+    fw.PromptTuning(length=4),
+    fw.RandomInit(length=4, layers=None),
+    fw.Cartridge(length=4),
+    fw.ParScale(length=4),
 ]
 
 
@@ -350,5 +437,19 @@ def test_step_0_is_the_base_bit_for_bit(twin, ids, method):
 @pytest.mark.parametrize("method", DIFFERENT, ids=repr)
 def test_step_0_is_not_the_base(twin, ids, method):
     base = twin.logits(ids)
+    if twin.model.config.is_encoder_decoder and method.name in ("prompt-tuning", "cartridge", "parscale"):
+        pytest.skip(f"{method.name} is for decoders")
     fw.attach(twin.model, method)
     assert (twin.logits(ids) - base).abs().max() > 1e-4
+
+
+def test_step_0_of_bitfit_is_the_base():
+    model = zoo.make("gpt2")  # it needs biases
+    ids = torch.arange(3, 9)[None]
+    base = model(ids).logits
+    fw.attach(model, "bitfit")
+    assert torch.equal(model(ids).logits, base)
+
+
+def test_every_method_has_its_step_0_above():
+    assert {method.name for method in (*SAME, *DIFFERENT)} | {"bitfit"} == set(fw.methods())

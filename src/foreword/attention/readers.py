@@ -144,8 +144,8 @@ def _segments(reads, module, query, key, value, kwargs):
     if segments is None:
         obstacle = obstacle or "the prefixes are too long to copy them for each row"
     elif reads.alone:
-        names = sorted({type(prefix.combine).__name__ for prefix, _, _ in reads.alone})
-        obstacle = f"no softmax of its own or of the tokens' ({', '.join(names)})"
+        kinds = {type(getattr(prefix, "combine", prefix)).__name__ for prefix, _, _ in reads.alone}
+        obstacle = f"no kernel reads {', '.join(sorted(kinds))}"
     _note(module, obstacle)
     return segments
 

@@ -1,4 +1,7 @@
-"""One paper, one file. Importing this package fills the registry."""
+"""One paper, one file. Importing this package fills the registry with the methods of every file in it."""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from .adapter import SequentialAdapter
 from .cartridge import Cartridge
@@ -42,3 +45,6 @@ __all__ = [
     "ZeroInit",
     "ZeroInitNonlinear",
 ]
+
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+from transformers import StaticCache
 
 import foreword as fw
 import tiny
@@ -240,6 +241,36 @@ def test_another_attention_function_in_the_middle_of_a_generation() -> None:
     outputs = case.model(input_ids=more, past_key_values=cache, output_attentions=True)
     close(outputs.logits, expected)
     assert all(weights is not None for weights in outputs.attentions)
+
+
+@pytest.mark.parametrize("method", [fw.PrefixTuning(length=3), fw.ZeroInit(length=3, layers=None, opening=0.5)])
+def test_gradients_of_each_example(method: fw.Method) -> None:
+    """torch.func: the mean of vmap(grad) over examples is the gradient of the mean."""
+    case, ids = make_case("llama", method), text(batch=4)
+    parameters = {name: p.detach() for name, p in case.model.named_parameters() if p.requires_grad}
+
+    def loss(parameters, ids):
+        logits = torch.func.functional_call(case.model, parameters, (ids,), {"use_cache": False}).logits
+        return logits.square().mean()
+
+    whole = torch.func.grad(loss)(parameters, ids)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, ids[:, None])
+    case.logits(ids).square().mean().backward()
+    for name, parameter in case.model.named_parameters():
+        if parameter.requires_grad:
+            close(whole[name], parameter.grad)
+            close(each[name].mean(0), parameter.grad)
+
+
+@torch.no_grad()
+def test_compiled_steps_of_decoding_on_a_static_cache() -> None:
+    case, ids = make_case("llama", small("prefix-tuning")), text(batch=2)
+    cache = StaticCache(config=case.model.config, max_cache_len=16)
+    case.model(input_ids=ids[:, :-2], past_key_values=cache)
+    compiled = torch.compile(case.model, backend="aot_eager")
+    for place in (-2, -1):
+        token = ids[:, place : ids.shape[1] + place + 1]
+        close(compiled(input_ids=token, past_key_values=cache).logits[:, 0], case.logits(ids)[:, place])
 
 
 @pytest.mark.parametrize("method", [fw.PrefixTuning(length=3), fw.ZeroInit(length=3, layers=None, opening=0.5)])

@@ -246,6 +246,8 @@ _joint_operator.register_autograd(
 
 
 class _Joint(torch.autograd.Function):
+    generate_vmap_rule = True
+
     forward = staticmethod(_joint)
     setup_context = staticmethod(_joint_setup)
 
@@ -307,6 +309,8 @@ _prefix_operator.register_autograd(
 
 
 class _Prefix(torch.autograd.Function):
+    generate_vmap_rule = True
+
     forward = staticmethod(_prefix)
     setup_context = staticmethod(_prefix_setup)
 
@@ -320,6 +324,8 @@ class _Prefix(torch.autograd.Function):
 
 
 class _Tokens(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(query, key, value, mask, causal, scaling):
         """o (B, T, H, D) and lse (B, H, T). Queries that see no token read 0, as in PyTorch's own attention."""

@@ -126,6 +126,16 @@ def test_lm_eval_on_the_adapted_model_says_the_same_item_by_item(adapted, tokeni
     assert any(abs(a - b) > 0.1 for a, b in zip(base[0]["loglikelihoods"], ours[0]["loglikelihoods"], strict=True))
 
 
+def test_gates_that_read_the_prompt_are_refused_by_lm_eval(tokenizer):
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'foreword[eval]'")
+    from foreword.evaluate.harness import run_harness
+
+    model = tiny.model()
+    fw.attach(model, "unipelt")
+    with pytest.raises(ForewordError, match="unipelt computes its gates from the prompt"):
+        run_harness(model, tokenizer, ["arc_easy"])
+
+
 def test_a_task_of_lm_eval_takes_local_documents(adapted, tokenizer, questions):
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'foreword[eval]'")
     from foreword.evaluate.harness import run_harness

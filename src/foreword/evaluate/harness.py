@@ -17,6 +17,7 @@ import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ForewordError
+from ..model.host import host_on
 from .evaluation import Result
 from .intervals import Z95, Interval
 
@@ -46,7 +47,8 @@ def run_harness(
         NaN where it gives none.
 
     Raises:
-        ForewordError: lm-eval is not installed, has no such task, or can't load its documents.
+        ForewordError: lm-eval is not installed, has no such task, or can't load its documents; or the adapter's gates
+            read the prompt (unipelt).
     """
     try:
         from lm_eval import simple_evaluate
@@ -54,6 +56,7 @@ def run_harness(
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise ForewordError("these tasks are lm-evaluation-harness's: pip install 'foreword[eval]'") from error
+    _require_no_prompt_gates(model)
     started = time.perf_counter()
     by_name = any(not _is_yaml(task) for task in tasks)
     with _quiet(), tempfile.TemporaryDirectory() as folder:
@@ -76,6 +79,18 @@ def run_harness(
     assert found is not None  # None on the other ranks of a distributed run only
     seconds = (time.perf_counter() - started) / len(found["results"])
     return [_result(name, scores, found["samples"].get(name, []), seconds) for name, scores in found["results"].items()]
+
+
+def _require_no_prompt_gates(model: PreTrainedModel) -> None:
+    """Raise `ForewordError` for an adapter whose gates see the prompt alone: the harness doesn't say where it ends."""
+    host = host_on(model)
+    active = None if host is None or host.active is None else host.adapters[host.active]
+    for part in [] if active is None else active.parts:
+        if part.reads_prompt:
+            raise ForewordError(
+                f"{part.method.name} computes its gates from the prompt, which lm-eval hands over together with the "
+                "answer; score a file of your own: --tasks questions.jsonl"
+            )
 
 
 def _is_yaml(task: str) -> bool:

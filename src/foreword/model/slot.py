@@ -37,9 +37,14 @@ class Prefix(nn.Module):
         return self.combine.joins_softmax
 
     @property
-    def reads_input(self) -> bool:
-        """Whether it needs the arguments of the attention module's call: they make a query before its rotation."""
+    def reads_raw_query(self) -> bool:
+        """Whether it reads queries before their rotation."""
         return getattr(self.combine, "raw_query", False)
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether it needs the arguments of the attention module's call."""
+        return self.reads_raw_query
 
     @property
     def stacks(self) -> bool:
@@ -59,7 +64,7 @@ class Prefix(nn.Module):
             return _for_rows(key.to(site.dtype)), _for_rows(value.to(site.dtype))
 
         key, value = plan.remember((self, rows), compute)
-        query = site.raw_query(plan.call) if self.reads_input and site.rotary is not None else None
+        query = site.raw_query(plan.call) if self.reads_raw_query and site.rotary is not None else None
         return Reader(self, key, value, rows, query)
 
     def key_value(self, site: Site, shared: Any) -> KeyValue:

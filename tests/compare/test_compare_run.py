@@ -13,6 +13,7 @@ import foreword as fw
 import tiny
 from browser import ask, needs_chromium
 from foreword.cells import Outcome
+from foreword.cli import main
 from foreword.compare import compare, read_study
 from foreword.compare.budget import steps_within
 from foreword.compare.comparison import cells_of
@@ -88,6 +89,17 @@ def test_a_method_that_diverges_keeps_its_own_rate(study_file):
     assert best_rates(rows, study) == {("words", "zero"): RATES[1]}
     (own, *_) = [cell for cell in cells_of(study, study.entries, {}) if "zero" in cell.name]
     assert own.arguments["learning_rate"] == fw.ZeroInit.learning_rate
+
+
+def test_methods_that_compose_take_the_lowest_of_their_rates(study_file):
+    study = read_study(study_file(methods={"both": ["zero-init", "lora"]}, learning_rates={"factors": [1]}))
+    assert [cell.arguments["learning_rate"] for cell in tries(study, study.entries)] == [fw.Lora.learning_rate]
+    assert cells_of(study, study.entries, {})[0].arguments["learning_rate"] == fw.Lora.learning_rate
+
+
+def test_gpus_are_asked_of_ray_alone(study_file, capsys):
+    assert main(["compare", str(study_file()), "--gpus", "1"]) == 2
+    assert "add --backend ray" in capsys.readouterr().err
 
 
 def test_one_task_can_stand_for_all_in_the_search(study_file):

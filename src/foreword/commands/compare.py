@@ -15,6 +15,7 @@ def run(
     workers: int | None = None,
     threads: int | None = None,
     backend: Literal["processes", "ray"] = "processes",
+    gpus: float = 0,
     collect: bool = False,
     json: bool = False,
 ) -> int:
@@ -34,20 +35,27 @@ def run(
         model: a base in place of the study's.
         train: a data file in place of the study's tasks, with `test`.
         test: the file to test with.
-        workers: runs at a time; one for each CPU by default.
+        workers: runs at a time; by default one where there is an accelerator, else one for each CPU.
         threads: PyTorch threads of a run.
         backend: "processes" on this machine, or "ray" on a cluster.
+        gpus: what each run asks of Ray; 0.5 puts two on one.
         collect: run nothing; make the report of the runs that are there.
         json: print the result as JSON.
     """
     from pathlib import Path
 
     from ..compare import compare, read_study
+    from ..errors import ForewordError
     from .output import console, show_json, show_table
 
+    if gpus and backend != "ray":
+        raise ForewordError("--gpus is what each run asks of Ray: add --backend ray, or set CUDA_VISIBLE_DEVICES")
     chosen = read_study(study, data=data, model=model, train=train, test=test)
     folder = output or str(Path("out/compare") / chosen.name)
-    result = compare(chosen, folder, workers=workers, threads=threads, backend=backend, collect=collect)
+    resources = {"num_gpus": gpus} if gpus else None
+    result = compare(
+        chosen, folder, workers=workers, threads=threads, backend=backend, resources=resources, collect=collect
+    )
     if json:
         show_json(result)
     else:

@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..base import text_base
 from ..cells import Backend, Cell, Outcome, failures, run_cells, stored
 from ..files import write_json, write_text
@@ -41,7 +43,8 @@ def compare(
 
     Args:
         output: the study's folder; every cell has one of its own in `cells`.
-        workers, threads, backend, resources: see `foreword.cells.run_cells`.
+        workers, threads, backend, resources: see `foreword.cells.run_cells`; on a machine with an accelerator one
+            process by default.
         collect: compute nothing, and make the report of the cells that are there.
 
     Returns:
@@ -51,6 +54,8 @@ def compare(
         ForewordError: a method can't be sized for the budget, or another run works on `output`.
     """
     folder = Path(output)
+    if workers is None and backend == "processes" and torch.accelerator.is_available():
+        workers = 1  # all would share it
     write_text(folder / "study.yaml", study.source)
     entries = _entries(study)
 

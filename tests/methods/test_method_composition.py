@@ -49,9 +49,11 @@ def test_everything_at_once_saves_loads_and_leaves(ids, tmp_path):
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        (["adapter", fw.SequentialAdapter(site="ffn")], "each puts a sequential adapter at ffn.0"),
+        (["adapter", fw.SequentialAdapter(site="ffn")], "each puts a sequential adapter at model.layers.0.mlp"),
+        ([fw.SequentialAdapter(), fw.SequentialAdapter(reads="residual")], "each puts a sequential adapter at model"),
+        ([fw.SequentialAdapter()] * 2, "adapter and adapter can't compose"),
         (["full", "full"], "each puts a trained copy of the weights"),
-        (["llama-adapter-v2", "llama-adapter-v2"], "each puts a in-place change at linear.0"),
+        (["llama-adapter-v2", "llama-adapter-v2"], "each puts an in-place change at model.layers.0"),
     ],
 )
 def test_two_claims_on_one_place_are_refused(methods, message):

@@ -87,7 +87,7 @@ def require_compatible(parts: Sequence[Part]) -> None:
             first = claimed.setdefault((place, what), part)
             if first is not part:
                 names = f"{first.method.name} and {part.method.name}"
-                raise ForewordError(f"{names} can't compose: each puts a {what} at {place}")
+                raise ForewordError(f"{names} can't compose: each puts {what} at {place}")
 
 
 def detach(model: PreTrainedModel, name: str) -> None:

@@ -76,8 +76,8 @@ class Part:
     def claims(self) -> Iterator[tuple[str, str]]:
         """(place, what) for each place where a second method of the same adapter would contradict this one."""
         for place, module in self.modules.items():
-            if isinstance(module, Term) and module.exclusive:
-                yield place.label, {0: "in-place change", 2: "sequential adapter"}[module.order]
+            if isinstance(place, Block) and isinstance(module, Term) and module.exclusive:
+                yield place.path, {0: "an in-place change", 2: "a sequential adapter"}[module.order]
 
     # -----------------------------------------------------------------------------------------------------------------
     # Numbers

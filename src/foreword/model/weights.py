@@ -47,7 +47,7 @@ class WeightsPart(Part):
 
     def claims(self) -> Iterator[tuple[str, str]]:
         for key in self.tuned:
-            yield key, "trained copy of the weights"
+            yield key, "a trained copy of the weights"
 
     def named_modules(self) -> dict[str, nn.Module]:
         return {}

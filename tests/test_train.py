@@ -126,6 +126,15 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_a_resumed_run_counts_the_seconds_before_its_checkpoint(tmp_path):
+    train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path))
+    newest = last_checkpoint(tmp_path)
+    assert 0 < json.loads((newest / "seconds.json").read_text())["seconds"] < 1000
+    (newest / "seconds.json").write_text('{"seconds": 1000}')
+    result = train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path, resume_from_checkpoint=True))
+    assert 1000 <= result.seconds < 2000
+
+
 def last_checkpoint_step(folder) -> int:
     found = [int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoints/checkpoint-*/trainer_state.json")]
     return max(found, default=0)

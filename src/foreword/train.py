@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -30,7 +29,7 @@ from .frozen import FrozenLayers
 from .model.adapter import Adapter
 from .model.attach import attach
 from .space import Method, own_rate
-from .trainer import AdapterTrainer, ProgressBar
+from .trainer import AdapterTrainer, ProgressBar, Stopwatch
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -137,7 +136,7 @@ class TrainResult:
         adapter: the trained adapter, attached and active.
         output_dir: its folder.
         history: log lines of the trainer: step, loss, eval_loss, learning_rate.
-        seconds: wall time of the training loop in this process.
+        seconds: wall time of the training loop, of a resumed run also before its checkpoint.
     """
 
     adapter: Adapter
@@ -183,7 +182,8 @@ def train(
     adapter = attach(model, method, name, init_ids=ids, seed=settings.seed)
     frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
     rate = settings.learning_rate if settings.learning_rate is not None else own_rate(adapter.methods)
-    callbacks: list[TrainerCallback] = [ProgressBar()]
+    stopwatch = Stopwatch(checkpoint)
+    callbacks: list[TrainerCallback] = [ProgressBar(), stopwatch]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience))
     arguments = settings.sft_config(rate, has_eval=eval_data is not None)
@@ -198,10 +198,9 @@ def train(
             callbacks=callbacks,
         )
     trainer.remove_callback(PrinterCallback if arguments.disable_tqdm else ProgressCallback)
-    started = time.perf_counter()
     with nullcontext() if frozen is None else frozen.remember():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    seconds = time.perf_counter() - started
+    seconds = stopwatch.seconds
     model.eval()
     history = trainer.state.log_history
     if trainer.is_world_process_zero() or is_sharded(adapter):

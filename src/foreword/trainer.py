@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from trl import SFTTrainer
 
 from .checkpoint import is_sharded, restore
 from .errors import ForewordError
+from .files import read_json, write_json
 from .losses import completion_loss
 from .model.adapter import Adapter
 
@@ -64,6 +67,28 @@ class AdapterTrainer(SFTTrainer):
 
     def _load_best_model(self) -> None:
         restore(self.adapter, str(self.state.best_model_checkpoint))
+
+
+class Stopwatch(TrainerCallback):
+    """Seconds of training, kept beside every checkpoint, so that a resumed run counts those before it."""
+
+    FILE = "seconds.json"
+
+    def __init__(self, checkpoint: Path | None) -> None:
+        kept = None if checkpoint is None else checkpoint / self.FILE
+        self.before = read_json(kept)["seconds"] if kept is not None and kept.exists() else 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            write_json(folder / self.FILE, {"seconds": self.seconds})
 
 
 class ProgressBar(TrainerCallback):

@@ -67,7 +67,7 @@ class Full(Method):
     """
 
     name: ClassVar[str] = "full"
-    learning_rate: ClassVar[float] = 1e-4
+    learning_rate: ClassVar[float] = 3e-4
     citation: ClassVar[str] = ""
 
     def build(self, layout: Layout, start: Start) -> WeightsPart:

@@ -53,7 +53,7 @@ class ParScale(Method):
     """
 
     name: ClassVar[str] = "parscale"
-    learning_rate: ClassVar[float] = 1e-2
+    learning_rate: ClassVar[float] = 3e-2
     citation: ClassVar[str] = "Chen et al., Parallel Scaling Law for Language Models, NeurIPS 2025"
     size: ClassVar[str | None] = "length"
 

@@ -34,7 +34,7 @@ class Vera(Method):
     """
 
     name: ClassVar[str] = "vera"
-    learning_rate: ClassVar[float] = 1e-1
+    learning_rate: ClassVar[float] = 3e-1
     citation: ClassVar[str] = "Kopiczko, Blankevoort & Asano, VeRA: Vector-based Random Matrix Adaptation, ICLR 2024"
     size: ClassVar[str | None] = "r"
 

@@ -46,7 +46,9 @@ class Ratio:
 
 def ratio(seconds: Sequence[float], floor: Sequence[float]) -> Ratio:
     ratios = [a / b for a, b in zip(seconds, floor, strict=True)]
-    low, median, high = statistics.quantiles(ratios * 2 if len(ratios) == 1 else ratios, n=4, method="inclusive")
+    if len(ratios) == 1:
+        return Ratio(*ratios * 3)
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return Ratio(median, low, high)
 
 

@@ -107,7 +107,6 @@ def fit_budget(chosen: Method | str, model: PreTrainedModel, budget: int) -> Met
     host = host_of(model)
     try:
         layout = host.layout
-
         least = 1 + getattr(method, "frozen_tokens", 0)
 
         def cost(size: int) -> int:

@@ -215,14 +215,19 @@ def test_i19_a_kernel_over_a_prefix_is_a_memory_of_its_rank(llama, ids):
     assert all(int(rank) <= 3 for memory in memories.values() for rank in torch.linalg.matrix_rank(memory, rtol=1e-5))
 
 
+def read_alone(query, key, value):
+    """A softmax of its own over keys and values (G, l, D) that all rows share: (B, H, T, D)."""
+    batch = len(query)
+    return attend(query, key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1), causal=False)
+
+
 class SecondSoftmax(Terms):
     def __init__(self, state):
         self.state = state
 
     def heads(self, site, x, raw, query, out):
         key, value = self.state[f"0.{site}.source.key"], self.state[f"0.{site}.source.value"]
-        batch = len(query)
-        return out + attend(query, key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1), causal=False)
+        return out + read_alone(query, key, value)
 
 
 def test_ungated_prefix(twin, ids):
@@ -270,9 +275,7 @@ class Prompted(Terms):
         gate = self.state.get(f"0.{site}.combine.gate")
         if gate is None:
             return out
-        key, value = projected(self.model, site, self.state[f"0.{site}.source.prompt"], 8)
-        batch = len(query)
-        term = attend(query, key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1), causal=False)
+        term = read_alone(query, *projected(self.model, site, self.state[f"0.{site}.source.prompt"], 8))
         return out + gate.tanh()[:, None, None] * term
 
 
@@ -360,9 +363,7 @@ class V2WithPrompts(V2):
             self.linear(f"{layer}.self_attn-{name}", prompt, prompt @ weight).unflatten(-1, (-1, 8)).transpose(0, 1)
             for name, (weight, _) in zip(("k_proj", "v_proj"), projections(self.model, site), strict=True)
         )
-        batch = len(query)
-        term = attend(query, key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1), causal=False)
-        return out + self.state[f"1.{site}.combine.gate"].tanh()[:, None, None] * term
+        return out + self.state[f"1.{site}.combine.gate"].tanh()[:, None, None] * read_alone(query, key, value)
 
 
 def test_llama_adapter_v2_prompts(llama, ids):

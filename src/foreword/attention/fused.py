@@ -49,10 +49,10 @@ def joint_attention(
         (B, T, H, D), contiguous. No gradient flows to the masks.
     """
     query, key, value, prefix_key, prefix_value = _autocast(query, key, value, prefix_key, prefix_value)
-    if (
-        causal and key.shape[2] > query.shape[2]
-    ):  # places of a static cache that are empty: kernels for GPUs would align
-        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]  # the last query with the last of them
+    length = query.shape[2]
+    if causal and key.shape[2] > length:
+        # empty places of a static cache: kernels for GPUs would align the last query with the last of them
+        key, value = key[:, :, :length], value[:, :, :length]
     arguments = (query, key, value, prefix_key, prefix_value, mask, visible, causal, scaling)
     return _lightest(_joint, _Joint.apply, _joint_operator)(*arguments)[0]
 

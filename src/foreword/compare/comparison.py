@@ -18,12 +18,9 @@ from .cell import as_arguments, run_cell
 from .entries import Entry
 from .names import file_name
 from .page import write_page
-from .study import Length, Study
+from .study import Study
 from .summary import rows_of, statements_of, table_of
 from .sweep import Rates, best_rates, tried, tries
-from .tasks import TaskSpec
-
-UNKNOWN = 1000  # rows of a file that is not limited, where an estimate of time needs them
 
 
 def compare(
@@ -119,16 +116,9 @@ def cells_of(study: Study, entries: Sequence[Entry], rates: Rates) -> list[Cell]
         if not entry.methods:  # nothing is trained: one cell a task
             arguments |= {"fraction": 1.0, "seed": 0, "training": {}, "length": list(study.lengths[0])}
             name = file_name(task.name, entry.name)
-        cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=_steps(study, task, fraction, length)))
+        cost = study.cost(task, fraction, length)
+        cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=cost))
     return list(cells.values())
-
-
-def _steps(study: Study, task: TaskSpec, fraction: float, length: Length) -> float:
-    """About how many steps a cell trains, so that the time left can be told; seconds count as steps."""
-    if length.unit != "epochs":
-        return length.amount
-    examples = fraction * (task.train_size or UNKNOWN)
-    return length.amount * examples / study.training.get("per_device_train_batch_size", 8)
 
 
 def _rate(entry: Entry, task: str, rates: Rates) -> float | None:

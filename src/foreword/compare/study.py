@@ -32,6 +32,8 @@ from .tasks import TaskSpec, read_task_spec
 
 READY = ("zero-init", "unified-view", "sample-efficiency", "init", "parscale")  # in the folder `studies`
 NAME = r"[\w+-][\w.+ ()=-]*"  # of methods and tasks: they become file names
+UNKNOWN = 1000  # rows of a file that is not limited, where an estimate of time needs them
+BATCH = Training.per_device_train_batch_size
 OWN = ("output_dir", "seed", "learning_rate", "num_train_epochs", "max_steps", "report_to", "resume_from_checkpoint")
 
 
@@ -77,6 +79,13 @@ class Study:
     training: dict[str, Any] = field(default_factory=dict)
     source: str = ""  # the YAML, as it was read
 
+    def cost(self, task: TaskSpec, fraction: float, length: Length) -> float:
+        """About how many steps a cell trains, so that the time left can be told; seconds count as steps."""
+        if length.unit != "epochs":
+            return length.amount
+        examples = fraction * (task.train_size or UNKNOWN)
+        return length.amount * examples / self.training.get("per_device_train_batch_size", BATCH)
+
 
 def read_study(
     path: str | Path, *, data: str | Path | None = None, model: str | None = None, train: str = "", test: str = ""
@@ -109,7 +118,7 @@ def read_study(
     sweep = _sweep(fields)
     study = Study(
         name=fields.text("name", file.stem),
-        model=own if model is None else model,
+        model=model or own,
         dtype=fields.text("dtype", "auto"),
         tasks=tuple(
             read_task_spec(name, Fields(value or {}, tasks.place(name)), folder, holds_out=sweep is not None)
@@ -132,12 +141,14 @@ def read_study(
 def _require_distinct(study: Study, file: Path) -> None:
     """Raise `ForewordError` where two cells would have one file, or two tests one name in the tables."""
     tests = [test for task in study.tasks for test in task.tests]
-    for what, names in (("methods", [entry.name for entry in study.entries]), ("tests", tests)):
-        seen: dict[str, str] = {}
+    for name in tests:
+        if tests.count(name) > 1:
+            raise ForewordError(f"{file}: two tasks have a test named {name}; tables need a name for each")
+    methods, tasks = [entry.name for entry in study.entries], [task.name for task in study.tasks]
+    for what, names in {"methods": methods, "tasks": tasks, "tests": tests}.items():
+        holders: dict[str, str] = {}  # file name → who has it
         for name in names:
-            first = seen.setdefault(file_name(name), name)
-            if what == "tests" and names.count(name) > 1:
-                raise ForewordError(f"{file}: two tasks have a test named {name}; tables need a name for each")
+            first = holders.setdefault(file_name(name), name)
             if first != name:
                 raise ForewordError(f"{file}: {what} {first!r} and {name!r} would share files; rename one")
 

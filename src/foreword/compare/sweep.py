@@ -35,7 +35,7 @@ def tries(study: Study, entries: Sequence[Entry]) -> list[Cell]:
                 **as_arguments(task, length),
             },
             folder=True,
-            cost=length.amount,
+            cost=study.cost(task, 1.0, length),
         )
         for task in study.tasks
         if sweep.task in (None, task.name)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter.json"
 FORMAT = 1
+TRIES = 100  # at a folder to which other processes save without a pause
+
+Result = TypeVar("Result")
 
 
 def save(adapter: Adapter, path: str | Path) -> Path:
@@ -127,17 +131,24 @@ def restore(adapter: Adapter, path: str | Path) -> None:
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The checked configuration (its methods as `Method`s) and the tensors of an adapter folder."""
-    config = read_config(folder)
-    path = folder / config["weights"]
-    try:
-        with safe_open(path, framework="pt") as file:
-            return config, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a mapping
-    except FileNotFoundError as error:
-        if read_config(folder)["weights"] != config["weights"]:
-            return read(folder)  # another process has saved in between
-        raise ForewordError(f"{path} does not exist, though {folder / CONFIG} names it") from error
-    except (SafetensorError, OSError) as error:
-        raise ForewordError(f"{path} is damaged: {error}") from error
+    return with_weights(folder, lambda path: from_bytes(path.read_bytes()))  # opened once: whole, even if deleted then
+
+
+def with_weights(folder: Path, use: Callable[[Path], Result]) -> tuple[dict[str, Any], Result]:
+    """The checked configuration of an adapter folder, and what `use` makes of the weights file that it names.
+
+    Where another process saves in between, that file is gone; the configuration then names its successor.
+    """
+    for _ in range(TRIES):
+        config = read_config(folder)
+        path = folder / config["weights"]
+        try:
+            return config, use(path)
+        except FileNotFoundError:
+            continue
+        except (SafetensorError, OSError) as error:
+            raise ForewordError(f"{path} is damaged: {error}") from error
+    raise ForewordError(f"{path} does not exist, though {folder / CONFIG} names it")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

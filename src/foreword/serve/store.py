@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..checkpoint import CONFIG, check_base, describe_base, fill, read, read_config
+from ..checkpoint import CONFIG, check_base, describe_base, fill, read, with_weights
 from ..errors import ForewordError
 from ..model.adapter import Adapter
 from ..model.attach import require_compatible
@@ -96,12 +96,9 @@ class Store:
         if not name:
             raise ForewordError("an adapter needs a name")
         folder = Path(folder)
-        config = read_config(folder)
+        config, size = with_weights(folder, lambda path: path.stat().st_size)
         check_base(config["base"], self._base, folder)
-        weights = folder / config["weights"]
-        if not weights.is_file():
-            raise ForewordError(f"{weights} does not exist, though {folder / CONFIG} names it")
-        new = Registered(name, folder, tuple(method.name for method in config["methods"]), weights.stat().st_size)
+        new = Registered(name, folder, tuple(method.name for method in config["methods"]), size)
         if new.size > self.resident_bytes:
             raise ForewordError(
                 f"{folder} has {new.size:,} bytes; all resident adapters may have {self.resident_bytes:,}"

@@ -29,6 +29,15 @@ class IgnoresMask(FlashCPU):
         return super().forward(query, key, value, None, causal, scaling)
 
 
+class Narrow(FlashCPU):
+    name = "narrow"
+
+    def forward(self, query, key, value, mask, causal, scaling):
+        if query.shape[-1] > 32:
+            raise RuntimeError("heads are at most 32 wide")
+        return super().forward(query, key, value, mask, causal, scaling)
+
+
 @pytest.fixture
 def fresh_probes():
     kernel_for.cache_clear()
@@ -37,32 +46,33 @@ def fresh_probes():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [4, 20, 64, 320])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_cpu_kernel_passes(dtype: torch.dtype, masked: bool) -> None:
-    assert probe(FlashCPU(), CPU, dtype, masked) is None
+def test_the_cpu_kernel_passes(dtype: torch.dtype, width: int, masked: bool) -> None:
+    assert probe(FlashCPU(), CPU, dtype, width, masked) is None
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_wrong_backward_is_found(masked: bool) -> None:
-    assert "off by" in probe(WrongGradient(), CPU, torch.float32, masked)
+    assert "off by" in probe(WrongGradient(), CPU, torch.float32, 64, masked)
 
 
 def test_an_ignored_mask_is_found() -> None:
-    assert probe(IgnoresMask(), CPU, torch.float32, False) is None
-    assert "off by" in probe(IgnoresMask(), CPU, torch.float32, True)
+    assert probe(IgnoresMask(), CPU, torch.float32, 64, False) is None
+    assert "off by" in probe(IgnoresMask(), CPU, torch.float32, 64, True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has the device")
 @pytest.mark.parametrize("kernel", [FlashCUDA(), EfficientCUDA()])
 def test_an_operator_without_its_device_is_found(kernel) -> None:
-    assert probe(kernel, CPU, torch.float32, False)
+    assert probe(kernel, CPU, torch.float32, 64, False)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_kernel_serves_cuda(masked: bool) -> None:
-    assert kernel_for("cuda", torch.bfloat16, masked) is not None
-    assert kernel_for("cuda", torch.float32, masked) is not None
+    assert kernel_for("cuda", torch.bfloat16, 64, masked) is not None
+    assert kernel_for("cuda", torch.float32, 64, masked) is not None
 
 
 @pytest.mark.usefixtures("fresh_probes")
@@ -72,16 +82,24 @@ def test_the_next_kernel_is_tried_and_the_log_says_why(
     good = FlashCPU()
     monkeypatch.setitem(kernels.KERNELS, "cpu", (WrongGradient(), good))
     with caplog.at_level(logging.DEBUG, "foreword"):
-        assert kernel_for("cpu", torch.float32, False) is good
-    assert "wrong is not used for torch.float32 on cpu: it is off by" in caplog.text
+        assert kernel_for("cpu", torch.float32, 64, False) is good
+    assert "wrong is not used for torch.float32 of width 64 on cpu: it is off by" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh_probes")
+def test_a_kernel_serves_the_widths_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = Narrow(), FlashCPU()
+    monkeypatch.setitem(kernels.KERNELS, "cpu", (narrow, wide))
+    assert kernel_for("cpu", torch.float32, 32, False) is narrow
+    assert kernel_for("cpu", torch.float32, 64, False) is wide
 
 
 @pytest.mark.usefixtures("fresh_probes")
 def test_no_kernel_where_none_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.KERNELS, "cpu", (WrongGradient(),))
-    assert kernel_for("cpu", torch.float32, False) is None
-    assert kernel_for("meta", torch.float32, False) is None
-    assert not kernels.is_fused("cpu", torch.float32)
+    assert kernel_for("cpu", torch.float32, 64, False) is None
+    assert kernel_for("meta", torch.float32, 64, False) is None
+    assert not kernels.is_fused("cpu", torch.float32, 64)
 
 
 @pytest.mark.usefixtures("fresh_probes")

@@ -1,8 +1,8 @@
 """PyTorch's fused attention over one segment of keys, with its log-sum-exp and its backward, behind one interface.
 
-The kernels are private operators of ATen, so each is probed before its first use on a device and dtype: it must
-reproduce a small joint softmax, forward and backward. One that is absent, raises or differs is never called again, and
-the reference path answers instead.
+The kernels are private operators of ATen, so each is probed before its first use on a device, dtype and head width: it
+must reproduce a small joint softmax, forward and backward. One that is absent, raises or differs is not called there,
+and the reference path answers instead.
 
 The backward of every flash kernel computes, from the output o and the log-sum-exp of its rows,
 
@@ -191,30 +191,33 @@ def repeat_heads(tensor: Tensor, repeats: int) -> Tensor:
 
 
 @functools.cache
-def kernel_for(device_type: str, dtype: torch.dtype, masked: bool) -> Kernel | None:
-    """The fastest kernel that passes its probe on this kind of device, or None. Probed once a process."""
+def kernel_for(device_type: str, dtype: torch.dtype, width: int, masked: bool) -> Kernel | None:
+    """The fastest kernel that passes its probe on this kind of device, or None. Probed once a process.
+
+    Not every kernel takes every width D of a head.
+    """
     for kernel in KERNELS.get(device_type, ()):
         if kernel.takes_mask or not masked:
-            reason = probe(kernel, torch.device(device_type), dtype, masked)
+            reason = probe(kernel, torch.device(device_type), dtype, width, masked)
             if reason is None:
                 return kernel
-            logger.debug("%s is not used for %s on %s: %s", kernel.name, dtype, device_type, reason)
+            logger.debug("%s is not used for %s of width %d on %s: %s", kernel.name, dtype, width, device_type, reason)
     return None
 
 
 @torch.compiler.assume_constant_result
-def is_fused(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether kernels serve this dtype, with and without a mask."""
-    return all(kernel_for(device_type, dtype, masked) is not None for masked in (False, True))
+def is_fused(device_type: str, dtype: torch.dtype, width: int) -> bool:
+    """Whether kernels serve heads of this dtype and width, with and without a mask."""
+    return all(kernel_for(device_type, dtype, width, masked) is not None for masked in (False, True))
 
 
-def probe(kernel: Kernel, device: torch.device, dtype: torch.dtype, masked: bool) -> str | None:
+def probe(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int, masked: bool) -> str | None:
     """None where `kernel` reproduces a small joint softmax and its gradients; else what went wrong.
 
-    Two rows of 5 tokens read 3 prefix keys and themselves, with 4 query heads in 2 groups of width 64.
+    Two rows of 5 tokens read 3 prefix keys and themselves, with 4 query heads in 2 groups.
     """
     generator = torch.Generator().manual_seed(0)
-    shapes = [(2, 4, 5, 64), *[(2, 2, 5, 64)] * 2, *[(2, 2, 3, 64)] * 2, (2, 4, 5, 64)]
+    shapes = [(2, 4, 5, width), *[(2, 2, 5, width)] * 2, *[(2, 2, 3, width)] * 2, (2, 4, 5, width)]
     *inputs, grad_out = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool, device=device)
     mask[0, :, :, :2] = mask[1, :, 1] = False  # left padding, and a query that sees no token
@@ -236,25 +239,27 @@ def probe(kernel: Kernel, device: torch.device, dtype: torch.dtype, masked: bool
 def _joint(kernel: Kernel, inputs: list[Tensor], grad_out: Tensor, mask: Tensor | None) -> list[Tensor]:
     """Output and gradients of the joint softmax by `kernel`; without a mask the tokens are causal."""
     query, key, value, prefix_key, prefix_value = inputs
+    scaling = query.shape[-1] ** -0.5
     causal, free = mask is None, None if mask is None else torch.zeros_like(mask[..., :3])
     out, lse = merge(
-        *kernel.forward(query, key, value, mask, causal, 0.125),
-        *kernel.forward(query, prefix_key, prefix_value, free, False, 0.125),
+        *kernel.forward(query, key, value, mask, causal, scaling),
+        *kernel.forward(query, prefix_key, prefix_value, free, False, scaling),
     )
-    of_tokens = kernel.backward(grad_out, query, key, value, out, lse, mask, causal, 0.125)
-    of_prefix = kernel.backward(grad_out, query, prefix_key, prefix_value, out, lse, free, False, 0.125)
+    of_tokens = kernel.backward(grad_out, query, key, value, out, lse, mask, causal, scaling)
+    of_prefix = kernel.backward(grad_out, query, prefix_key, prefix_value, out, lse, free, False, scaling)
     return [out, of_tokens[0] + of_prefix[0], *of_tokens[1:], *of_prefix[1:]]
 
 
 def _expected_joint(inputs: list[Tensor], grad_out: Tensor, mask: Tensor) -> list[Tensor]:
     """The same by one softmax over [prefix; tokens] in float64. Autograd may be off where a probe runs."""
     query, key, value, prefix_key, prefix_value = (x.double() for x in inputs)
+    scaling = query.shape[-1] ** -0.5
     keys, values = (repeat_heads(torch.cat(pair, 2), 2) for pair in ((prefix_key, key), (prefix_value, value)))
-    scores = query @ keys.transpose(-1, -2) * 0.125
+    scores = query @ keys.transpose(-1, -2) * scaling
     scores[..., 3:].masked_fill_(~mask, -torch.inf)
     weights = scores.softmax(-1)
     out, grad_out = weights @ values, grad_out.double()
-    grad_scores = weights * (grad_out @ values.transpose(-1, -2) - (grad_out * out).sum(-1, keepdim=True)) * 0.125
+    grad_scores = weights * (grad_out @ values.transpose(-1, -2) - (grad_out * out).sum(-1, keepdim=True)) * scaling
     grad_keys, grad_values = (
         x.unflatten(1, (2, 2)).sum(2)
         for x in (grad_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad_out)

@@ -163,10 +163,8 @@ def _obstacle(reads, module, query, key, value, kwargs) -> str | None:
         return f"queries are {dtype}, keys {key.dtype}, values {value.dtype} and prefixes {site.dtype}"
     if query.shape[-1] != site.value_dim:
         return f"keys have width {query.shape[-1]} and values {site.value_dim}"
-    if not is_fused(device, dtype):
-        return f"no kernel for {dtype} on {device} passed its probe"
-    if device == "cuda" and (query.shape[-1] > 256 or query.shape[-1] % 8):
-        return f"flash attention on GPUs takes no heads of width {query.shape[-1]}"
+    if not is_fused(device, dtype, query.shape[-1]):
+        return f"no kernel for {dtype} heads of width {query.shape[-1]} on {device} passed its probe"
     return _obstacle_to_joint(reads, module, query, key, kwargs) if reads.joins_softmax else None
 
 
@@ -215,7 +213,9 @@ _paths: ContextVar[dict[nn.Module, str] | None] = ContextVar("paths", default=No
 
 @contextmanager
 def watch_paths() -> Iterator[dict[nn.Module, str]]:
-    """Within the block, attention module → the path that its last call took: "fused", or "reference: " and the reason.
+    """Within the block, attention module → the path that its last call chose: "fused", or "reference: " and the reason.
+
+    A generation chooses at its first step.
 
     Example:
         with watch_paths() as paths:

@@ -13,7 +13,7 @@ from .kernels import Kernel, additive, kernel_for
 
 
 def kernel_of(query: Tensor, mask: Tensor | None) -> Kernel:
-    kernel = kernel_for(query.device.type, query.dtype, mask is not None)
+    kernel = kernel_for(query.device.type, query.dtype, query.shape[-1], mask is not None)
     assert kernel is not None, f"no kernel for {query.dtype} on {query.device}"  # `is_fused` comes first
     return kernel
 

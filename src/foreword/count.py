@@ -107,7 +107,7 @@ def fit_budget(chosen: Method | str, model: PreTrainedModel, budget: int) -> Met
     host = host_of(model)
     try:
         layout = host.layout
-        least = 1 + getattr(method, "frozen_tokens", 0)
+        least = method.least_size
 
         def cost(size: int) -> int:
             return method.at_size(size).count(layout).trainable

@@ -102,6 +102,11 @@ class Method:
         """The methods that this one consists of: itself, but for a composition."""
         return [self]
 
+    @property
+    def least_size(self) -> int:
+        """The smallest number of its field `size` that leaves something to train."""
+        return 1
+
     def at_size(self, size: int) -> Method:
         """The same with its field `size` at that number; a composition takes the sizes of its parts along."""
         return replace(self, **{str(self.size): size})

@@ -53,6 +53,10 @@ class Cartridge(Method):
         require_decoder(layout)
         return super().build(layout, start)
 
+    @property
+    def least_size(self) -> int:
+        return 1 + self.frozen_tokens
+
     def point(self) -> Point:
         return Point(Direct(self.length, "text", self.frozen_tokens), Joint(), attention="self")
 

@@ -64,6 +64,10 @@ class PrefixTuning(Method):
         if self.reparam is not None and (self.frozen_tokens or self.init == "zero"):
             raise ForewordError('PrefixTuning: frozen_tokens and init="zero" need free parameters, reparam=None')
 
+    @property
+    def least_size(self) -> int:
+        return 1 + self.frozen_tokens
+
     def point(self) -> Point:
         if self.reparam is None:
             source = Direct(self.length, self.init, self.frozen_tokens)

@@ -15,16 +15,18 @@ HEADS = {
     "qwen3-wide-heads": (4, 2, 16, 16),
     "deepseek_v3": (4, 4, 12, 6),
     "t5-wide-heads": (4, 4, 12, 12),
-    **dict.fromkeys(["gpt2", "gpt_neox", "opt", "t5", "bart", "whisper", "bert", "roberta"], (4, 4, 8, 8)),
+    **dict.fromkeys(
+        ["gpt2", "gptj", "codegen", "gpt_neox", "opt", "t5", "bart", "whisper", "bert", "roberta"], (4, 4, 8, 8)
+    ),
 }
 LAYERS = {"qwen3_next": [1, 2], "lfm2": [1, 2], "jamba": [1]}
 STATEFUL = {"qwen3_next", "lfm2", "jamba", "falcon_h1"}
 SEQ2SEQ = {"t5", "t5-wide-heads", "bart", "whisper"}
 ENCODERS = {"bert", "roberta"}
-EMBEDS_POSITIONS = {"gpt2", "opt"}
+LOOKS_POSITIONS_UP = {"gpt2", "opt", "gptj", "codegen"}  # the last two to rotate by them
 POST_NORM = {"bart", *ENCODERS}
 SCALES_ITS_INPUT = {"falcon_h1"}  # a factor between the norm and the attention
-UNROTATED = {*EMBEDS_POSITIONS, *SEQ2SEQ, *ENCODERS, "jamba"}
+UNROTATED = {*LOOKS_POSITIONS_UP, *SEQ2SEQ, *ENCODERS, "jamba"}
 
 
 @pytest.fixture(params=zoo.ZOO)
@@ -52,7 +54,7 @@ def test_what_the_survey_finds(architecture, model):
         assert site.label == f"{site.kind}.{site.layer}"
     assert layout.stateful == (architecture in STATEFUL)
     assert layout.decoder_only == (architecture not in SEQ2SEQ | ENCODERS)
-    assert layout.learned_positions == (architecture in EMBEDS_POSITIONS)
+    assert layout.absolute_positions == (architecture in LOOKS_POSITIONS_UP)
     assert layout.rotates == (architecture not in UNROTATED)
     assert len(layout.stacks) == 1 + (architecture in SEQ2SEQ)
     skipped = [path.rsplit(".", 1)[1] for path in layout.skipped]

@@ -41,7 +41,17 @@ BART = {
     "bos_token_id": 1,
     **SEQ2SEQ,
 }
-GPT2_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    **SPECIAL,
+}
 BERT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 HYBRID = {
     "linear_num_key_heads": 2,
@@ -84,9 +94,9 @@ ZOO: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**COMMON, head_dim=8, sliding_window=6)),
     "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**COMMON, **GEMMA3)),
     "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**COMMON)),
-    "gpt2": lambda: hf.GPT2LMHeadModel(
-        hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128, **SPECIAL, **GPT2_DROPOUT)
-    ),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
+    "gptj": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**GPT2, rotary_dim=4)),
+    "codegen": lambda: hf.CodeGenForCausalLM(hf.CodeGenConfig(**GPT2, rotary_dim=4)),
     "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**MHA)),
     "opt": lambda: hf.OPTForCausalLM(hf.OPTConfig(**MHA, dropout=0.0, ffn_dim=48, word_embed_proj_dim=32)),
     "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**COMMON, **EXPERTS)),

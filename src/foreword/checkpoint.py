@@ -194,7 +194,7 @@ def describe_base(model: PreTrainedModel, layout: Layout) -> dict[str, Any]:
             ]
             for site in layout.sites
         },
-        "positions": "shift" if layout.learned_positions else "noshift",
+        "positions": "shift" if layout.absolute_positions else "noshift",
     }
 
 

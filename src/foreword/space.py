@@ -155,9 +155,9 @@ class Point(Method):
             the lowest two.
         attention: "all", or some of "self", "cross", "encoder" joined by "+".
         dropout: on the keys and values, in training.
-        text_positions: where a model embeds positions and the prefix is in the softmax, whether text positions count
-            on "after" the prefix or are the text's "own", from 0; "usual" is "after" in decoders, with a source that
-            is in context, and "own" elsewhere. The others are for prefixes that were trained so.
+        text_positions: where a model looks its positions up and the prefix is in the softmax, whether text positions
+            count on "after" the prefix or are the text's "own", from 0; "usual" is "after" in decoders, with a source
+            that is in context, and "own" elsewhere. The others are for prefixes that were trained so.
     """
 
     name: ClassVar[str] = "point"
@@ -183,11 +183,11 @@ class Point(Method):
             site: Prefix(modules[site], self.combine.build(site.num_heads), self.dropout) for site in sites
         }
         in_softmax = all(prefix.joins_softmax for prefix in prefixes.values())  # only there it can stand for tokens
-        moves_text = layout.learned_positions and self.source.in_context
+        moves_text = layout.absolute_positions and self.source.in_context
         if self.text_positions != "usual":
             moves_text = self.text_positions == "after"
-        if moves_text and not layout.learned_positions and layout.position_embedding is None:
-            raise ForewordError(f'text_positions="after": {type(layout.model).__name__} does not embed positions')
+        if moves_text and not layout.absolute_positions and layout.position_embedding is None:
+            raise ForewordError(f'text_positions="after": {type(layout.model).__name__} has no table of positions')
         return Part(method, shared, prefixes, shift=self.source.length if moves_text and in_softmax else 0)
 
 

@@ -69,7 +69,7 @@ def test_joined_cartridges_are_one_cache():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gptj", "gemma2"])
 def test_a_file_comes_back_as_a_cartridge(architecture, tmp_path):
     model = zoo.make(architecture)
     adapter = fw.attach(model, fw.Cartridge(LENGTH, frozen_tokens=2))

@@ -110,7 +110,7 @@ def test_a_point_that_no_paper_named(ids, source, combine, attention, tmp_path):
     assert torch.equal(model(**inputs).logits, logits)
 
 
-def test_learned_positions_move_only_for_a_prefix_that_stands_in_the_context():
+def test_absolute_positions_move_only_for_a_prefix_that_stands_in_the_context():
     model = zoo.make("gpt2")
     shifts = {}
     for combine in (combines.Joint(), combines.Ungated(), combines.ZeroGate(), combines.Activation()):

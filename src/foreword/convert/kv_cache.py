@@ -73,9 +73,9 @@ def states_of(adapter: Adapter) -> dict[Site, KeyValue]:
                 "a KV cache can hold prefixes in the softmax of every layer of a decoder; "
                 f"{part.method.name} is more, or less"
             )
-        if layout.learned_positions and not part.shift:
+        if layout.absolute_positions and not part.shift:
             raise ForewordError("in a KV cache text positions go on behind the prefix; this one's text has its own")
-    if layout.stateful or any((site.rotary is None) != (not layout.rotates) for site in every):
+    if layout.stateful or len({site.rotary is None for site in every}) > 1:
         raise ForewordError(f"{type(layout.model).__name__} keeps more than keys and values at one kind of position")
     kept = DynamicCache(config=layout.model.config)
     layout.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=layout.model.device), cache=kept, use_cache=True)
@@ -87,7 +87,7 @@ def states_of(adapter: Adapter) -> dict[Site, KeyValue]:
     for site in every:
         pairs = [part.modules[site].source(site, own) for part, own in zip(adapter.parts, shared, strict=True)]
         key, value = (torch.cat(state, dim=1) for state in zip(*pairs, strict=True))
-        states[site] = (rotate(site, key, key.shape[1]), value)
+        states[site] = (rotate(site, key, key.shape[1]) if layout.rotates else key, value)
     return states
 
 

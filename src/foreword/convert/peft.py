@@ -188,7 +188,7 @@ def _as_prefix(adapter: Adapter, part: Part) -> Written:
             "of a decoder"
         )
     notes = []
-    if layout.learned_positions and not part.shift:
+    if layout.absolute_positions and not part.shift:
         raise ForewordError("PEFT counts text positions after the prefix; this one's text has its own positions")
     if any(site.rotary is None for site in sites) and layout.rotates:
         raise ForewordError("PEFT's prefix would move in some layers of this model and not in others")
@@ -196,7 +196,7 @@ def _as_prefix(adapter: Adapter, part: Part) -> Written:
     states = {}
     for site, module in zip(sites, modules, strict=True):
         key, value = module.source(site, shared)
-        states[site] = (rotate(site, key, key.shape[1]), value)
+        states[site] = (rotate(site, key, key.shape[1]) if layout.rotates else key, value)
     embeddings = flat(states)
     heads = {(site.num_key_value_heads, site.key_dim, site.value_dim) for site in sites}
     if len(heads) != 1 or sites[0].key_dim != sites[0].value_dim:

@@ -97,7 +97,7 @@ def prefix(layout: Layout, states: dict[Site, KeyValue], *, text_after: bool, fr
     method = prefix_method(layout, states, text_after, frozen_tokens)
     numbers: dict[str, Tensor] = {}
     for site, (key, value) in states.items():
-        if text_after:
+        if text_after and layout.rotates:
             key = rotate(site, key, -key.shape[1])
         for name, state in (("key", key), ("value", value)):
             numbers[f"0.{site.label}.source.{name}"] = state[:, frozen_tokens:].contiguous()
@@ -116,7 +116,7 @@ def prefix_method(
     every = [site for kind in kinds for site in layout.kinds[kind]]
     layers = None if len(sites) == len(every) else tuple(dict.fromkeys(site.layer for site in sites))
     attention = "all" if set(kinds) == set(layout.kinds) else "+".join(kinds)
-    usual = layout.learned_positions
+    usual = layout.absolute_positions
     moves = text_after and not layout.rotates and (usual or layout.position_embedding is not None)
     if moves == usual:
         return PrefixTuning(length=length, layers=layers, attention=attention, frozen_tokens=frozen_tokens)

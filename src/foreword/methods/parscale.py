@@ -104,7 +104,7 @@ class ParScale(Method):
             site: Prefix(sources[site], Joint().build(site.num_heads)) for site in sites
         }
         aggregator = StreamAggregator(size, width(layout), self.smoothing, start)
-        shift = self.length if layout.learned_positions else 0
+        shift = self.length if layout.absolute_positions else 0
         return StreamPart(self, None, modules, shift=shift, streams=size, aggregator=aggregator)
 
     def count(self, layout: Layout) -> Count:

@@ -194,8 +194,9 @@ class Layout:
         skipped: paths of layers that have no such attention (state-space, convolution, …).
         stateful: some layers carry a recurrent or convolutional state beside attention.
         decoder_only: one causal stack.
-        rotates: keys are rotated by their position.
-        learned_positions: a decoder's positions are embedded with the tokens.
+        rotates: keys are rotated by their position, which may be any integer.
+        absolute_positions: a decoder looks its positions up in a table that begins at 0, to embed them with the tokens
+            or to rotate keys.
         position_embedding: the module that embeds them in an encoder, which counts them by itself; None elsewhere.
         head: the linear layer that makes logits; None where the model has none.
     """
@@ -211,7 +212,7 @@ class Layout:
     stateful: bool
     decoder_only: bool
     rotates: bool
-    learned_positions: bool
+    absolute_positions: bool
     position_embedding: nn.Module | None
     head: Block | None
     kinds: dict[str, list[Site]] = field(init=False)
@@ -297,6 +298,19 @@ def call_rotary(rotary: Call, hidden: Tensor, positions: Tensor) -> Any:
         for name, value in rotary.arguments.items()
     }
     return rotary.module(**arguments)
+
+
+def is_table(rotary: Call) -> bool:
+    """Whether a rotary embedding is looked up by index, so that −1 is its last entry and no turn back.
+
+    cos(−θ) = cos(θ) and sin(−θ) = −sin(θ), in whatever order and form a model keeps them.
+    """
+    hidden = next(value for value in tensors_in(rotary.arguments) if value.is_floating_point())
+    back, on = (
+        [torch.view_as_real(turn) if turn.is_complex() else turn for turn in tensors_in(turns)]
+        for turns in (call_rotary(rotary, hidden, torch.full((1, 1), at, device=hidden.device)) for at in (-1, 1))
+    )
+    return not all(torch.allclose(a.abs(), b.abs(), atol=1e-3) for a, b in zip(back, on, strict=True))
 
 
 def is_states(value: Any) -> bool:

@@ -26,7 +26,7 @@ class Part:
         method: the configuration.
         shared: module evaluated once a forward, for all sites; None where each site has its own.
         modules: the module at each place: a `Prefix` at a site, a `Term` at a block.
-        shift: by how many positions the text moves, on models that embed positions.
+        shift: by how many positions the text moves, on models that look positions up.
         per_row: whether rows of one batch can differ in it.
         reads_prompt: whether it needs to know which tokens are the prompt.
     """

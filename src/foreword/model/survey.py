@@ -22,7 +22,7 @@ from ..attention.dispatch import install
 from ..attention.readers import Recorder
 from ..errors import ForewordError
 from .blocks import LAYER, Event, Events, ffn_of, head_of, norms_of, output_of, projections_of
-from .layout import Call, Kind, Layout, Site, by_name, first_tensor, tensors_in
+from .layout import Call, Kind, Layout, Site, by_name, first_tensor, is_table, tensors_in
 
 ENCODER_TOKENS, DECODER_TOKENS = 5, 3  # different, so that cross-attention shows in the shapes
 
@@ -45,8 +45,9 @@ def survey(model: PreTrainedModel) -> Layout:
     layers = sorted({*(LAYER.match(site.path).group() for site in sites), *skipped}, key=_layer_order)
     encoder = {LAYER.match(site.path).group() for site in sites if site.kind == "encoder"}
     decoder_only = not model.config.is_encoder_decoder and all(getattr(s.module, "is_causal", True) for s in sites)
-    rotates = any(site.rotary is not None for site in sites)
-    embeddings = [] if rotates else _other_embeddings(stacks[0], seen)
+    rotary = next((site.rotary for site in sites if site.rotary is not None), None)
+    looked_up = rotary is not None and is_table(rotary)
+    embeddings = _other_embeddings(stacks[0], seen) if rotary is None else []
     counted = [] if decoder_only or len(stacks) > 1 else [e for e in embeddings if _varies(seen.calls[e])]
     return Layout(
         model=model,
@@ -59,8 +60,8 @@ def survey(model: PreTrainedModel) -> Layout:
         skipped=skipped,
         stateful=bool(skipped) or any(getattr(stack, "_is_stateful", False) for stack in stacks),
         decoder_only=decoder_only,
-        rotates=rotates,
-        learned_positions=decoder_only and bool(embeddings),
+        rotates=rotary is not None and not looked_up,
+        absolute_positions=decoder_only and (looked_up or bool(embeddings)),
         position_embedding=counted[0] if counted else None,
         head=head_of(events, stacks),
     )

@@ -150,10 +150,10 @@ def prefix_positions(layout: Layout, length: int) -> Tensor | None:
     """The positions (l,) of prefix tokens of which text position 0 is the successor.
 
     −l … −1 where keys are rotated (R_{−l} moves a prefix from SHIFT to NOSHIFT, exactly); 0 … l−1 where positions are
-    embedded, and the text is shifted by l instead; None where a model takes no positions.
+    looked up, and the text is shifted by l instead; None where a model takes no positions.
     """
     if not layout.decoder_only:
         return None
-    if layout.learned_positions:
+    if layout.absolute_positions:
         return torch.arange(length)
     return torch.arange(-length, 0) if layout.rotates else None

@@ -123,7 +123,7 @@ def test_models_are_kept_apart(model):
         assert torch.equal(logits(other, ids), expected)
 
 
-@pytest.mark.parametrize("names", [[], ()])
+@pytest.mark.parametrize("names", [[], (), "short"])
 def test_no_names(model, names):
     with pytest.raises(fw.ForewordError, match="at least one row"), fw.rows(model, names):
         pass
@@ -133,6 +133,21 @@ def test_an_unknown_name(model):
     with pytest.raises(fw.ForewordError, match="no adapter 'shrt'") as error, fw.rows(model, ["short", "shrt"]):
         pass
     assert is_one_line(error.value)
+
+
+def test_peft_s_way_to_name_adapters_is_refused(model):
+    """PEFT ignores it beside a prefix, without a word."""
+    with pytest.raises(fw.ForewordError, match=r"choose an adapter for each row with `foreword\.rows`"):
+        model(text(batch=2), adapter_names=["short", "long"])
+
+
+def test_several_adapters_for_one_row(model):
+    for call in (fw.set_active, fw.detach):
+        with pytest.raises(fw.ForewordError, match=r"`join` puts trained prefixes side by side") as error:
+            call(model, ["short", "long"])
+        assert is_one_line(error.value)
+    with pytest.raises(fw.ForewordError, match="a forward reads one adapter"), fw.rows(model, [["short", "long"]]):
+        pass
 
 
 def test_a_batch_that_the_names_do_not_divide(model):

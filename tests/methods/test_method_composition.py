@@ -200,3 +200,14 @@ def test_unipelt_learns_from_the_prompt_that_labels_leave(ids):
     changed[:, -1] = (ids[:, -1] + 1) % zoo.VOCABULARY
     torch.testing.assert_close(model(changed, labels=labels).logits[:, :-1], logits[:, :-1], atol=1e-5, rtol=1e-5)
     assert (model(changed).logits[:, 0] - model(ids).logits[:, 0]).abs().max() > 1e-4  # the whole input is the prompt
+
+
+def test_unipelt_does_not_learn_from_an_unknown_prompt(ids):
+    """Its gates would see the answer. Trainers that compute the loss themselves keep the labels from the model."""
+    model = zoo.make("llama").train()
+    fw.attach(model, fw.UniPELT(length=3))
+    with pytest.raises(fw.ForewordError, match=r"nothing says where it ends: call the model with labels"):
+        model(ids)
+    model(ids, labels=ids).loss.backward()
+    with torch.no_grad():
+        model(ids)

@@ -119,14 +119,30 @@ def test_beside_a_lora_of_the_users(llama, ids, method):
 
 
 def test_a_lora_injected_after_a_prefix(llama, ids):
+    """PEFT freezes the prefix, which can be taken back; both then learn."""
     adapter = fw.attach(llama.model, fw.PrefixTuning(length=3))
-    prefixed = llama.logits(ids)
+    prefixed, trainable = llama.logits(ids), adapter.num_trainable
     peft.inject_adapter_in_model(
         peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False), llama.model, "late"
     )
     assert (llama.logits(ids) - prefixed).abs().max() > 1e-2
+    assert adapter.num_trainable == 0
+    assert adapter.requires_grad_().num_trainable == trainable
+    llama.model(ids).logits.pow(2).mean().backward()
+    learns = [name for name, parameter in llama.model.named_parameters() if parameter.grad is not None]
+    assert any("late" in name for name in learns)
+    assert all(parameter.grad.abs().max() > 0 for parameter in adapter.trainable_parameters)
     fw.detach(llama.model, adapter.name)
     assert any("late" in name for name, _ in llama.model.named_parameters())
+
+
+def test_an_adapter_whose_layers_peft_has_wrapped_is_not_saved(llama, tmp_path):
+    adapter = fw.attach(llama.model, fw.PrefixTuning(length=3, reparam="shared", hidden=8))
+    adapter.save(tmp_path)
+    peft.get_peft_model(llama.model, peft.LoraConfig(target_modules="all-linear"))
+    with pytest.raises(fw.ForewordError, match=r"PEFT has wrapped a layer of its own \(0\.shared"):
+        adapter.save(tmp_path)
+    assert fw.load(zoo.make("llama"), tmp_path).methods == adapter.methods
 
 
 @pytest.mark.parametrize("method", ["ia3", "vera", "full"])

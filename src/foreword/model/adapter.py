@@ -70,6 +70,15 @@ class Adapter:
             for name, parameter in part.named_parameters().items()
         }
 
+    def requires_grad_(self, requires_grad: bool = True) -> Adapter:
+        """Let training change its parameters, or leave them as they are. Returns the adapter.
+
+        PEFT freezes all others where it injects an adapter of its own: this takes the freezing back.
+        """
+        for parameter in self.named_parameters().values():
+            parameter.requires_grad_(requires_grad)
+        return self
+
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of the adapter by their name in an adapter file."""
         return {

@@ -128,6 +128,18 @@ def _run_framed(forward: partial, *args: Any) -> Any:
         _running.frames.pop()
 
 
+def is_reentrant(module: nn.Module) -> bool:
+    """Whether a stack or layer is checkpointed with `use_reentrant=True`, which runs it again in a backward of its own.
+
+    What an adapter computed once for all layers, or handed from one to the next, is out of reach of that backward.
+    """
+    checkpoint = getattr(module, CHECKPOINT, None)
+    if isinstance(checkpoint, FramedCheckpoint):
+        checkpoint = checkpoint.checkpoint
+    settings = getattr(checkpoint, "keywords", {})  # of a partial of `torch.utils.checkpoint.checkpoint`
+    return getattr(module, "gradient_checkpointing", False) and settings.get("use_reentrant", False)
+
+
 @dataclass
 class _Unwrap:
     module: nn.Module

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from ..attention.dispatch import install
 from ..attention.readers import Plan
 from ..errors import ForewordError
-from .frames import alone, current, watch, watch_head
+from .frames import alone, current, is_reentrant, watch, watch_head
 from .layout import Layout, by_name
 from .peft_layers import peft_parameters
-from .prompt import prompt_of, watch_labels
+from .prompt import prompt_of, require_known, watch_labels
 from .stream_part import StreamPart
 from .streams import Sets, Streams, indices, read_streams, set_name, tile
 from .survey import implementation_of, survey
@@ -66,6 +66,11 @@ class Host(nn.Module):
 
     def require(self, name: str) -> Any:
         """The adapter of that name. Raises `ForewordError` with the names there are."""
+        if not isinstance(name, str):
+            raise ForewordError(
+                f"{name!r} is no adapter's name: a forward reads one adapter, or one for each row (`rows`); `attach` "
+                "takes several methods as one, and `join` puts trained prefixes side by side"
+            )
         if name not in self.adapters:
             present = ", ".join(map(repr, self.adapters)) or "none"
             raise ForewordError(f"the model has no adapter {name!r}; it has {present}")
@@ -162,16 +167,26 @@ class Host(nn.Module):
         if "foreword" in kwargs:
             return None
         arguments = by_name(stack, args, kwargs)
+        if "adapter_names" in arguments:
+            raise ForewordError("`adapter_names` is PEFT's; choose an adapter for each row with `foreword.rows`")
         batch, length = _batch_and_length(arguments)
         names = self._names(batch)
         if names is None:
             return None
         cache = arguments.get("cache", arguments.get("past_key_values"))
+        training = stack.training and torch.is_grad_enabled()
+        if training and any(map(is_reentrant, (stack, self.model.get_submodule(self.layout.layers[0])))):
+            raise ForewordError(
+                "gradient checkpointing with use_reentrant=True loses gradients of adapters; enable it with "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
         prompt = None
         if "input_features" not in arguments and self._reads_prompt(names):
             is_target = stack not in self.layout.encoders
+            if training and is_target and (self.layout.decoder_only or self.layout.encoders):
+                require_known()
             prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, is_target)
-        streams = self._streams(names, cache, stack.training and torch.is_grad_enabled())
+        streams = self._streams(names, cache, training)
         if streams is not None:
             tiling = streams.tiling
             tiling.repeat(arguments)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..errors import ForewordError
 from .layout import by_name
 
 IGNORED = -100  # label of a token that is not trained on
@@ -29,8 +30,8 @@ def known_prompt(mask: Tensor | None) -> Iterator[None]:
     """Within the block, the True columns at the start of `mask` (B, P) are the prompt; what follows them is an answer.
 
     Methods with a gate compute it from the prompt (`unipelt`). A model that is called with `labels` knows its prompt
-    by itself, and so does `generate` with a cache; other forwards over prompt and answer together need this. Beams
-    and samples follow their row.
+    by itself, and so does `generate` with a cache; other forwards over prompt and answer together need this, and in
+    training a decoder refuses to go without. Beams and samples follow their row.
 
     Example:
         with fw.known_prompt(labels == -100):
@@ -63,6 +64,18 @@ def _leave(module: nn.Module, args: tuple, output: Any) -> None:
 
 def _known() -> Tensor | None:
     return _running.prompts[-1][1] if _running.prompts else None
+
+
+def require_known() -> None:
+    """Raise `ForewordError` where nothing says where the prompt ends.
+
+    A decoder that learns gates from a whole text would see the answer in them.
+    """
+    if _known() is None:
+        raise ForewordError(
+            "an adapter computes gates from the prompt, and nothing says where it ends: call the model with labels, or "
+            "within `foreword.known_prompt(labels == -100)`"
+        )
 
 
 def prompt_of(mask: Any, batch: int, length: int, device: torch.device, is_target: bool) -> Tensor:

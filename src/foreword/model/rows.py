@@ -33,8 +33,8 @@ def rows(
         ForewordError: an unknown adapter, a number of streams that it has no set for, one that acts on all rows alike
         (ia3, vera, bitfit, full), or (in the forward) a batch that the names don't divide.
     """
-    if not names:
-        raise ForewordError("rows needs the adapter name of at least one row")
+    if isinstance(names, str) or not names:
+        raise ForewordError("rows needs a list with the adapter name of every row, for at least one row")
     for name in names:
         if name is not None:
             host_with(model, name)

@@ -47,11 +47,18 @@ def save(adapter: Adapter, path: str | Path) -> Path:
     Where its parameters are sharded (FSDP2), every process of the group has to call this: they are gathered, and the
     first process writes.
 
-    Raises `ForewordError` where the folder can't be written; what it held is then unchanged.
+    Raises `ForewordError` where the folder can't be written, or PEFT has wrapped layers of the adapter; what the folder
+    held is then unchanged.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ForewordError(f"can't save an adapter to {folder}: it is a file, not a folder")
+    wrapped = next((name for name in adapter.state_dict() if ".base_layer." in name), None)
+    if wrapped is not None:
+        raise ForewordError(
+            f"can't save adapter {adapter.name!r}: PEFT has wrapped a layer of its own ({wrapped}); inject PEFT's "
+            "adapter before `attach`, or name its target_modules"
+        )
     whole = {name: _gathered(tensor.detach()) for name, tensor in adapter.state_dict().items()}
     if is_sharded(adapter) and torch.distributed.get_rank() != 0:
         return folder

@@ -1,6 +1,6 @@
 """What a user may do with an adapter on a model, each with the right answer.
 
-Every check compares with something that can't share a mistake with the library: an explicit loop without a cache, the
+Every check compares with something that can't share a mistake with the library: a whole forward without a cache, the
 row run alone, the base model on [tokens; text], autograd without checkpointing. `CHECKS` is what a cell of the
 conformance matrix has to pass; `test_conformance.py` asserts every cell and `conformance_matrix.py` prints the table.
 """
@@ -58,34 +58,35 @@ class Case:
         generator = torch.Generator().manual_seed(5)
         if self.model.main_input_name == "input_features":
             frames = 2 * self.model.config.max_source_positions
-            features = torch.randn(3, self.model.config.num_mel_bins, frames, generator=generator)
+            features = torch.randn(4, self.model.config.num_mel_bins, frames, generator=generator)
             return {"input_features": features[:batch].to(self.model.dtype)}
-        ids = torch.randint(3, zoo.VOCABULARY, (3, 6), generator=generator)
-        mask = torch.tensor([[1] * 6, [1] * 5 + [0], [1] * 4 + [0] * 2])
+        ids = torch.randint(3, zoo.VOCABULARY, (4, 6), generator=generator)
+        mask = torch.tensor([[1] * 6, [1] * 5 + [0], [1] * 4 + [0] * 2, [1] * 6])
         return {"input_ids": ids[:batch], "attention_mask": mask[:batch]}
 
     def logits(self, ids: Tensor, mask: Tensor | None = None, **kwargs) -> Tensor:
         return self.model(**self.inputs(ids, mask), use_cache=False, **kwargs).logits
 
+    def decode(self, ids: Tensor, mask: Tensor | None = None, **kwargs) -> tuple[Tensor, Tensor]:
+        """The new tokens (B, NEW) that `generate` gives, and the logits (B, NEW, V) that it saw before each."""
+        settings = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+        if self.is_seq2seq:
+            inputs = {**self.encoder_inputs(len(ids)), "decoder_input_ids": ids}
+        else:
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids) if mask is None else mask}
+        out = self.model.generate(**inputs, **settings | kwargs)
+        return out.sequences[:, -NEW:], torch.stack(out.logits, dim=1)
+
     def generate(self, ids: Tensor, mask: Tensor | None = None, **kwargs) -> Tensor:
         """The new tokens (B, NEW)."""
-        settings = {"max_new_tokens": NEW, "do_sample": False, **kwargs}
-        if self.is_seq2seq:
-            out = self.model.generate(**self.encoder_inputs(len(ids)), decoder_input_ids=ids, **settings)
-        else:
-            mask = torch.ones_like(ids) if mask is None else mask
-            out = self.model.generate(input_ids=ids, attention_mask=mask, **settings)
-        return out[:, -NEW:]
+        return self.decode(ids, mask, **kwargs)[0]
 
-    def is_greedy(self, ids: Tensor, new: Tensor) -> bool:
-        """Whether `new` (B, NEW) is greedy decoding by whole forwards, nothing cached; of tied tokens, any is."""
+    def assert_greedy(self, ids: Tensor, new: Tensor, seen: Tensor) -> None:
+        """`new` (B, NEW) and `seen` (B, NEW, V) are those of a whole forward, uncached; of tied tokens, any is."""
         with prompt_of(ids):
-            for token in new.T[:, :, None]:
-                logits = self.logits(ids)[:, -1]
-                if (logits.amax(-1, keepdim=True) - logits.gather(1, token)).max() > TOLERANCE:
-                    return False
-                ids = torch.cat([ids, token], dim=1)
-        return True
+            expected = self.logits(torch.cat([ids, new], dim=1))[:, -NEW - 1 : -1]
+        close(seen, expected, TOLERANCE * max(1.0, expected.abs().max().item()))
+        assert (expected.amax(-1) - expected.gather(-1, new[..., None])[..., 0]).max() <= TOLERANCE
 
 
 def make_case(architecture: str, method: fw.Method | str, dtype: torch.dtype = torch.float32) -> Case:
@@ -106,11 +107,14 @@ def shake(adapter: fw.Adapter, seed: int = 1, std: float = 0.3) -> None:
 
 
 def small(name: str) -> fw.Method:
-    """A method of the registry at a size that suits the zoo."""
+    """A method of the registry at a size that suits the zoo, in every layer."""
     method = fw.methods()[name]
     fields = method.__dataclass_fields__
     sizes = {"length": LENGTH, "bottleneck": 4 * LENGTH, "r": LENGTH}  # with 4 units a bottleneck may be all dead ReLUs
-    return method(**{name: size for name, size in sizes.items() if name in fields})
+    own = {name: size for name, size in sizes.items() if name in fields}
+    if "layers" in fields and fields["layers"].default == "upper":
+        own["layers"] = None  # of three layers, "upper" is one
+    return method(**own)
 
 
 def text(batch: int = 3, length: int = TEXT, seed: int = 2) -> Tensor:
@@ -125,6 +129,14 @@ def left_padded(ids: Tensor, pads: list[int]) -> tuple[Tensor, Tensor]:
     padded, mask = ids.clone(), torch.ones_like(ids)
     for row, count in enumerate(pads):
         padded[row, :count], mask[row, :count] = 0, 0
+    return padded, mask
+
+
+def right_padded(ids: Tensor, pads: list[int]) -> tuple[Tensor, Tensor]:
+    """Rows of `ids` with `pads` pad tokens in the place of their last ones, and the mask."""
+    padded, mask = ids.clone(), torch.ones_like(ids)
+    for row, count in enumerate(pads):
+        padded[row, ids.shape[1] - count :], mask[row, ids.shape[1] - count :] = 0, 0
     return padded, mask
 
 
@@ -162,16 +174,19 @@ def mask_optional(case: Case) -> None:
 
 @torch.no_grad()
 def acts(case: Case) -> None:
-    """The adapter changes the logits, and without it they are the base's, bit for bit."""
+    """The adapter changes the logits; without it they, and what is generated, are the base's, bit for bit."""
     ids = text()
     adapted = case.logits(ids)
     fw.set_active(case.model, None)
     base = case.logits(ids)
+    tokens = case.generate(ids, num_beams=2) if case.model.can_generate() else None
     fw.set_active(case.model, case.adapter.name)
     assert (adapted - base).abs().max() > 1e-3
     fw.detach(case.model, case.adapter.name)
     assert torch.equal(case.logits(ids), base)
-    assert torch.equal(zoo.make(case.architecture)(**case.inputs(ids), use_cache=False).logits, base)
+    pristine = Case(case.architecture, zoo.make(case.architecture), case.adapter)
+    assert torch.equal(pristine.logits(ids), base)
+    assert tokens is None or torch.equal(pristine.generate(ids, num_beams=2), tokens)
 
 
 @torch.no_grad()
@@ -190,7 +205,7 @@ def causal(case: Case) -> None:
 def padded_forward(case: Case) -> None:
     """Rows of a left-padded batch equal the rows alone, without explicit positions."""
     if not case.is_decoder:
-        raise NotApplicable("padded on the right")
+        raise NotApplicable("an encoder's text is padded on the right")
     ids = text()
     pads = [0, 2, 3]
     padded, mask = left_padded(ids, pads)
@@ -200,13 +215,30 @@ def padded_forward(case: Case) -> None:
 
 
 @torch.no_grad()
+def padded_encoder(case: Case) -> None:
+    """Rows of an encoder's right-padded batch equal the rows alone."""
+    if case.is_decoder or case.model.main_input_name == "input_features":
+        raise NotApplicable("no encoder of padded text")
+    ids = text()
+    pads = [0, 2, 3]
+    padded, mask = right_padded(ids, pads)
+    decoded = {"decoder_input_ids": ids} if case.is_seq2seq else {}
+    batch = case.model(input_ids=padded, attention_mask=mask, **decoded).logits
+    for row, count in enumerate(pads):
+        alone = ids[row : row + 1, : TEXT - count]
+        decoded = {"decoder_input_ids": ids[row : row + 1]} if case.is_seq2seq else {}
+        logits = case.model(input_ids=alone, attention_mask=torch.ones_like(alone), **decoded).logits
+        close(batch[row, : logits.shape[1]], logits[0])
+
+
+@torch.no_grad()
 def greedy(case: Case) -> None:
-    """Greedy generation with a cache, and without, equals the loop of whole forwards."""
+    """Greedy generation with a cache, and without, equals a whole forward, in its logits before every token."""
     needs_generation(case)
     ids = text()
-    assert case.is_greedy(ids, case.generate(ids))
+    case.assert_greedy(ids, *case.decode(ids))
     with prompt_of(ids):
-        assert case.is_greedy(ids, case.generate(ids, use_cache=False))
+        case.assert_greedy(ids, *case.decode(ids, use_cache=False))
 
 
 @torch.no_grad()
@@ -214,12 +246,8 @@ def padded_greedy(case: Case) -> None:
     """Greedy generation of a left-padded batch equals each row generated alone."""
     needs_generation(case)
     if not case.is_decoder:
-        raise NotApplicable("padded on the right")
-    ids = text()
-    pads = [0, 2, 3]
-    out = case.generate(*left_padded(ids, pads))
-    for row, count in enumerate(pads):
-        assert case.is_greedy(ids[row : row + 1, count:], out[row : row + 1])
+        raise NotApplicable("an encoder's text is padded on the right")
+    assert_padded_greedy(case)
 
 
 @torch.no_grad()
@@ -246,33 +274,37 @@ def sampling(case: Case) -> None:
 
 @torch.no_grad()
 def static_cache(case: Case) -> None:
-    """A static cache gives the tokens of the loop of whole forwards."""
+    """A static cache gives the logits of a whole forward, for a left-padded batch too."""
     needs_generation(case)
-    if case.adapter.host.layout.stateful:
-        raise NotApplicable("state-space layers have no static cache")
     ids = text()
-    assert case.is_greedy(ids, case.generate(ids, cache_implementation="static"))
+    case.assert_greedy(ids, *case.decode(ids, cache_implementation="static"))
+    if case.is_decoder:
+        assert_padded_greedy(case, cache_implementation="static")
 
 
 def checkpointing(case: Case) -> None:
-    """Gradient checkpointing gives the gradients of the plain backward."""
+    """Gradient checkpointing runs layers again and gives the gradients of the plain backward."""
     if not case.model.supports_gradient_checkpointing:
         raise NotApplicable("the model does not support it")
+    runs: list[torch.nn.Module] = []
+    case.adapter.host.layout.sites[-1].module.register_forward_pre_hook(lambda module, args: runs.append(module))
     plain = gradients(case)
+    once = len(runs)
     case.model.activation_checkpointing_enable()
     case.model.train()
     checkpointed = gradients(case)
+    assert len(runs) > 2 * once
     for name, gradient in plain.items():
         close(checkpointed[name], gradient)
 
 
 @torch.no_grad()
 def mixed_rows(case: Case) -> None:
-    """Rows of a batch of two adapters and the base equal single runs, in a forward and with beams."""
-    ids = text()
-    other = fw.attach(case.model, case.adapter.methods, name="other")
-    shake(other, seed=9)
-    names = [case.adapter.name, None, "other"]
+    """Rows of a batch of three adapters and the base equal single runs, in a forward and with beams."""
+    ids = text(batch=4)
+    shake(fw.attach(case.model, case.adapter.methods, name="other"), seed=9)
+    shake(fw.attach(case.model, fw.PrefixTuning(length=LENGTH + 3), name="longer"))
+    names = [case.adapter.name, None, "other", "longer"]
     if not all(part.per_row for part in case.adapter.parts):
         with pytest.raises(fw.ForewordError, match=case.adapter.methods[0].name), fw.rows(case.model, names):
             pass
@@ -344,6 +376,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "causal": causal,
     "left pad: forward": padded_forward,
     "left pad: generate": padded_greedy,
+    "encoder pad": padded_encoder,
     "greedy": greedy,
     "beams": beams,
     "sampling": sampling,
@@ -361,6 +394,15 @@ def is_point(method: fw.Method) -> bool:
     return type(method).point is not fw.Method.point
 
 
+def assert_padded_greedy(case: Case, **kwargs) -> None:
+    """Greedy generation of a left-padded batch is that of each row alone."""
+    ids = text()
+    pads = [0, 2, 3]
+    new, seen = case.decode(*left_padded(ids, pads), **kwargs)
+    for row, count in enumerate(pads):
+        case.assert_greedy(ids[row : row + 1, count:], new[row : row + 1], seen[row : row + 1])
+
+
 def needs_generation(case: Case) -> None:
     if not case.model.can_generate():
         raise NotApplicable("does not generate")
@@ -376,7 +418,8 @@ def windowed(model: PreTrainedModel) -> bool:
 
 def gradients(case: Case) -> dict[str, Tensor]:
     case.model.zero_grad()
-    case.logits(text()).float().pow(2).mean().backward()
+    with prompt_of(text()[:, :3]):
+        case.logits(text()).float().pow(2).mean().backward()
     return {
         name: parameter.grad.clone()
         for name, parameter in case.adapter.named_parameters().items()

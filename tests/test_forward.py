@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache
 import foreword as fw
 import zoo
 from conformance import close, shake, small, text
+from foreword.sources.mlp import Reparameterization
 from surroundings import attach_or_skip
 
 METHODS = list(fw.methods())
@@ -271,6 +272,53 @@ def test_a_second_turn_reads_the_adapter_as_it_is(model, kind, method):
     twin, twin_cache = copy.deepcopy((adapter, cache))  # which has never computed anything
     expected = twin.model(more, past_key_values=twin_cache).logits
     assert torch.equal(model(more, past_key_values=cache).logits, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", CACHES)
+def test_an_adapter_takes_over_a_cache_that_the_base_has_filled(model, kind):
+    """The text read so far keeps the base's keys; what follows reads the prefix, in one step or one by one."""
+    ids, more = text(), text(seed=6)
+    shake(fw.attach(model, fw.PrefixTuning(length=LENGTH)))
+    at_once, one_by_one = CACHES[kind](model), CACHES[kind](model)
+    fw.set_active(model, None)
+    for cache in (at_once, one_by_one):
+        base = model(ids, past_key_values=cache).logits
+    fw.set_active(model, "default")
+    expected = model(more, past_key_values=at_once).logits
+    steps = [model(more[:, step : step + 1], past_key_values=one_by_one).logits for step in range(more.shape[1])]
+    close(torch.cat(steps, dim=1), expected)
+    assert (model(ids).logits - base).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("reparam", ["shared", "per-layer"])
+def test_a_reparameterisation_runs_once_a_forward_and_once_a_generation(model, reparam):
+    """On the l rows of its embedding, whatever the batch."""
+    fw.attach(model, fw.PrefixTuning(length=LENGTH, reparam=reparam, hidden=8))
+    rows = []
+    for module in model.modules():
+        if isinstance(module, Reparameterization):
+            module.down.register_forward_hook(lambda _, inputs, out: rows.append(inputs[0].shape[0]))
+    once = [LENGTH] * (1 if reparam == "shared" else 3)
+    ids = text(batch=6)
+    model(ids).logits.sum().backward()
+    assert rows == once
+    rows.clear()
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
+    assert rows == once
+
+
+def test_reentrant_checkpointing_is_refused(model):
+    """It would run each layer again in a backward of its own, and lose what layers share: silently, for a prompt."""
+    fw.attach(model, fw.PromptTuning(length=LENGTH))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.enable_input_require_grads()
+    with torch.no_grad():
+        model.train()(text())
+    with pytest.raises(fw.ForewordError, match="use_reentrant=True loses gradients"):
+        model(text())
+    model.gradient_checkpointing_enable()
+    model(text(), use_cache=False).logits.sum().backward()
 
 
 @torch.no_grad()

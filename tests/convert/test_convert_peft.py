@@ -36,7 +36,7 @@ SETTINGS = {
     "ADAPTION_PROMPT": lambda: peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_len=LENGTH, adapter_layers=2),
 }
 ARCHITECTURES = {"ADAPTION_PROMPT": ["llama", "mistral"]}
-DECODERS = ["llama", "qwen3", "gpt_neox", "gpt2", "opt", "gptj"]  # rotated, QK-norm, partly; positions embedded, looked up
+DECODERS = ["llama", "qwen3", "gpt_neox", "gptj", "gpt2", "opt"]  # rotated, QK-norm, partly, by a table; embedded
 CELLS = [(a, kind) for kind in SETTINGS for a in ARCHITECTURES.get(kind, DECODERS)]
 
 

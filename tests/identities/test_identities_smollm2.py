@@ -1,4 +1,4 @@
-"""The identities on a real pretrained model, in float32: I2, I7, I8, I11, I12, I22."""
+"""The identities on a real pretrained model, in float32: I2, I7, I8, I11, I12, I22; and where training begins."""
 
 import pytest
 import torch
@@ -49,6 +49,25 @@ def test_i2_zero_init_starts_at_the_base(model, ids, method):
     assert torch.equal(model(ids).logits, base)
     fw.detach(model, "default")
     assert torch.equal(model(ids).logits, base)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", sorted(fw.methods()))
+@pytest.mark.parametrize("start", ["a text", "random tokens"])
+def test_training_begins_near_the_base(model, smollm2, ids, method, start):
+    """At its defaults no method starts far above the frozen loss, but for the papers' baseline of random prompts."""
+    _, tokenizer = smollm2
+    init_ids = tokenizer("The committee met on Tuesday to discuss the budget. " * 20).input_ids
+    base = model(ids, labels=ids).loss
+    try:
+        fw.attach(model, method, init_ids=init_ids if start == "a text" else None)
+    except fw.ForewordError as refusal:
+        pytest.skip(str(refusal))
+    above = model(ids, labels=ids).loss - base
+    if method == "random-init":
+        assert above > 5
+    else:
+        assert above < (1 if start == "a text" else 2)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from foreword.compare.statements import statements
-from foreword.compare.summary import spelled
 
 
 def table(mean: float, seeds: int, items: int = 200) -> dict[int, list[float]]:
@@ -38,13 +37,16 @@ def test_common_seeds_and_the_frozen_model():
     assert found == {("a", "b"): 3, ("a", "frozen"): 5, ("b", "frozen"): 3}
 
 
+def test_a_small_p_among_many_pairs_says_so():
+    draw = np.random.default_rng(0)
+    runs = {f"m{number}": {seed: draw.random(50).tolist() for seed in range(3)} for number in range(12)}
+    found = [one for one in statements({"trec": runs}, {"trec": "accuracy"}) if one.p < 0.05]
+    assert found
+    for one in found:
+        assert one.sentence.endswith(f"3 seeds; {one.p_holm:.2g} when adjusted for all pairs)")
+
+
 def test_p_is_adjusted_for_every_pair():
     scores = {"trec": {"a": table(0.5, 3), "b": table(0.56, 3), "c": table(0.9, 3)}}
     for one in statements(scores, {"trec": "accuracy"}):
         assert one.p <= one.p_holm <= 3 * one.p
-
-
-def test_lengths_in_words():
-    assert spelled("steps100") == "100 steps"
-    assert spelled("epochs2.5") == "2.5 epochs"
-    assert spelled("seconds1e+06") == "1e+06 seconds"

@@ -22,7 +22,7 @@ class Statement:
         first, second: the methods, the better one first.
         test: where, with the fraction and the length where the study has several.
         metric: of which the difference is one; in points (hundredths) where it lies between 0 and 1.
-        difference, low, high: first minus second with its 95 % interval, by the paired bootstrap over seeds and items.
+        difference, low, high: first minus second with its 95 % interval, over seeds and items.
         p: two-sided; `p_holm` is adjusted for all pairs of the study.
         seeds, items: how many both methods have in common.
     """
@@ -41,12 +41,17 @@ class Statement:
 
     @property
     def sentence(self) -> str:
-        """ "A beats B on trec by 2.1 ± 0.9 points (p = 0.03, 5 seeds)"."""
+        """ "A beats B on trec by 2.1 ± 0.9 points (p = 0.03, 5 seeds)".
+
+        Where so small a p is to be expected among as many pairs, the adjusted one stands behind it.
+        """
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
         size = f"{100 * self.difference:.1f} ± {50 * (self.high - self.low):.1f} points"
         evidence = f"p = {self.p:.2g}, {seeds}"
         if self.p >= LEVEL:
             return f"{self.first} and {self.second} can't be told apart on {self.test}: {size} ({evidence})"
+        if self.p_holm >= LEVEL:
+            evidence += f"; {self.p_holm:.2g} when adjusted for all pairs"
         return f"{self.first} beats {self.second} on {self.test} by {size} ({evidence})"
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def table_of(rows: Sequence[Row]) -> list[Row]:
-    """The rows joined over seeds: `score` is (mean, low, high) under resampling of seeds and test examples."""
+    """The rows joined over seeds: `score` is (mean, low, high), over seeds and test examples."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["test"], row["fraction"], row["length"], row["method"]), []).append(row)
@@ -84,16 +84,11 @@ def statements_of(rows: Sequence[Row], study: Study) -> list[Statement]:
 
 def place(row: Row, study: Study) -> str:
     """A test's name, with the fraction and the length where the study has several."""
+    words = {str(length): length.words for length in study.lengths}
     several = [row["test"]]
     several += [f"{100 * row['fraction']:g} % of the data"] * (len(study.fractions) > 1)
-    several += [spelled(row["length"])] * (len(study.lengths) > 1)
+    several += [words[row["length"]]] * (len(study.lengths) > 1)
     return ", ".join(several)
-
-
-def spelled(length: str) -> str:
-    """ "steps100" → "100 steps"."""
-    unit = length.rstrip("0123456789.e+")
-    return f"{length.removeprefix(unit)} {unit}"
 
 
 def _key(arguments: Mapping[str, Any], test: str) -> Row:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
 RESAMPLES = 10_000
 Z95 = 1.959964  # the 97.5 % point of the normal distribution
-CHUNK = 1_000  # resamples computed at a time
 
 
 class Interval(NamedTuple):
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A minus B with its 95 % interval, and the two-sided bootstrap p-value of no difference."""
+    """A minus B with its 95 % interval, and the two-sided p-value of no difference."""
 
     value: float
     low: float
@@ -48,7 +48,7 @@ def proportion(values: Sequence[float]) -> Interval:
 
 def mean(values: Sequence[float], seed: int = 0) -> Interval:
     """The mean of one measure over items, with a bootstrap's percentile interval."""
-    return crossed_mean([values], seed)
+    return ratio(values, [1.0] * len(values), seed)
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> Interval:
@@ -60,44 +60,50 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int 
     return Interval(float(over.sum() / under.sum()), float(low), float(high))
 
 
-def crossed_mean(scores: Sequence[Sequence[float]], seed: int = 0) -> Interval:
-    """The mean of scores (S, N), of S runs with different seeds on the same N items, under resampling of both."""
+def crossed_mean(scores: Sequence[Sequence[float]]) -> Interval:
+    """The mean of scores (S, N), of S runs with different seeds on the same N items, where both might have been others.
+
+    The interval is Student's (see `_spread`), within [0, 1] where all scores are.
+    """
     table = np.asarray(scores, dtype=float)
-    low, high = np.quantile(resampled_means(table, seed), [0.025, 0.975])
-    return Interval(float(table.mean()), float(low), float(high))
+    value, (error, freedom) = float(table.mean()), _spread(table)
+    reach = error * float(stdtrit(freedom, 0.975))
+    low, high = (0.0, 1.0) if table.min() >= 0 and table.max() <= 1 else (-math.inf, math.inf)
+    return Interval(value, max(low, value - reach), min(high, value + reach))
 
 
-def paired(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]], seed: int = 0) -> Difference:
-    """The paired bootstrap of two methods: scores (S, N) minus others (S, N), with the same seeds and items.
+def paired(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> Difference:
+    """Two methods on the same items with the same seeds: scores (S, N) minus others (S, N), by a paired t-test.
 
-    Seeds and items are resampled together for both methods, so what they share (hard items, a lucky subset of the
-    data) cancels. p is twice the smaller tail of the resampled differences beyond 0 (Efron & Tibshirani 1993, ch. 15),
-    at least 2 / (resamples + 1).
+    What the methods share (hard items, a lucky subset of the data) cancels in the differences, of which seeds and items
+    might both have been others (see `_spread`). p is at least that of N differences of one sign, 2^(1 − N).
     """
     table = np.asarray(scores, dtype=float) - np.asarray(others, dtype=float)
-    means = resampled_means(table, seed)
-    low, high = np.quantile(means, [0.025, 0.975])
-    tail = min((means <= 0).sum(), (means >= 0).sum())
-    p = min(1.0, 2 * (1 + int(tail)) / (RESAMPLES + 1))
-    return Difference(float(table.mean()), float(low), float(high), p)
+    value, (error, freedom) = float(table.mean()), _spread(table)
+    reach = error * float(stdtrit(freedom, 0.975))
+    p = float(2 * stdtr(freedom, -abs(value) / error)) if error else float(value == 0)
+    return Difference(value, value - reach, value + reach, max(p, 2.0 ** (1 - table.shape[1])))
 
 
-def resampled_means(table: np.ndarray, seed: int) -> np.ndarray:
-    """Means (RESAMPLES,) of a table (S, N) whose rows and columns are both drawn again with replacement.
+def _spread(table: np.ndarray) -> tuple[float, float]:
+    """The standard error of the mean of a table (S, N), and its degrees of freedom, where rows and columns are random.
 
-    A bootstrap of S rows has S − 1 over S of the variance between them, far too little for three seeds; their weights
-    are therefore spread out by √(S / (S − 1)) around 1/S. With one row only the columns are resampled.
+        x_sn = μ + a_s + b_n + e_sn        Var x̄ = (MS_a + MS_b − MS_e) / (S·N),
+
+    with the mean squares of the two-way analysis of variance, and never below MS_e / (S·N); the degrees of freedom are
+    Satterthwaite's (1946). One row leaves MS_b / N: Student's own. A bootstrap of few rows has too thin tails for this.
     """
-    draw = np.random.default_rng(seed)
     rows, columns = table.shape
-    means = []
-    for _ in range(RESAMPLES // CHUNK):
-        over_rows = draw.multinomial(rows, np.full(rows, 1 / rows), CHUNK) / rows  # (CHUNK, S)
-        if rows > 1:
-            over_rows = 1 / rows + math.sqrt(rows / (rows - 1)) * (over_rows - 1 / rows)
-        over_columns = draw.multinomial(columns, np.full(columns, 1 / columns), CHUNK) / columns  # (CHUNK, N)
-        means.append(((over_rows @ table) * over_columns).sum(1))
-    return np.concatenate(means)
+    of_rows, of_columns = (table.mean(axis, keepdims=True) - table.mean() for axis in (1, 0))
+    effects = [of_rows, of_columns, table - table.mean() - of_rows - of_columns]
+    freedoms = [rows - 1, columns - 1, (rows - 1) * (columns - 1)]
+    squares = [  # MS of rows, columns and what is left
+        (np.broadcast_to(effect, table.shape) ** 2).sum() / freedom if freedom else 0.0
+        for effect, freedom in zip(effects, freedoms, strict=True)
+    ]
+    variance = max(squares[0] + squares[1] - squares[2], squares[2])
+    shares = sum(square**2 / freedom for square, freedom in zip(squares, freedoms, strict=True) if freedom)
+    return math.sqrt(variance / table.size), variance**2 / shares if shares else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from .choices import Example, Record
-from .intervals import CHUNK, Interval, proportion
+from .intervals import Interval, proportion
+
+RESAMPLES = 1_000
 
 
 def with_labels(examples: Sequence[Example], labels: Sequence[str]) -> list[dict]:
@@ -22,7 +24,7 @@ def summarise_labels(records: Sequence[Record], seed: int = 0) -> dict[str, Inte
     """
     answers = np.array([record["answer"] for record in records])
     predicted = np.array([record["predicted"] for record in records])
-    draws = np.random.default_rng(seed).integers(len(records), size=(CHUNK, len(records)))
+    draws = np.random.default_rng(seed).integers(len(records), size=(RESAMPLES, len(records)))
     low, high = np.quantile([macro_f1(answers[draw], predicted[draw]) for draw in draws], [0.025, 0.975])
     f1 = Interval(macro_f1(answers, predicted), float(low), float(high))
     return {"accuracy": proportion([record["accuracy"] for record in records]), "macro_f1": f1}

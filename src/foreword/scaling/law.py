@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from ..errors import ForewordError
 from .rows import Row
@@ -176,7 +176,6 @@ def _objective(constants: Array, n: Array, p: Array, loss: Array) -> tuple[float
 
 def _minimise(n: Array, p: Array, loss: Array, starts: Sequence[tuple[float, ...]]) -> tuple[Array, float]:
     """The constants of the best of the minimisations from `starts`, and its mean Huber loss."""
-    minimize = _scipy_minimize()
     bounds = [(1e-6, float(loss.min())), (-25.0, 10.0), (1e-3, 3.0), (0.0, 10.0)]
     options = {"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-9}
     runs = [
@@ -205,11 +204,3 @@ def _require_spread(rows: Sequence[Row]) -> None:
     for name, values in spread.items():
         if len(values) < 2:
             raise ForewordError(f"all rows have the same {name} ({values.pop():g}); the fit needs at least two values")
-
-
-def _scipy_minimize() -> Callable[..., Any]:
-    try:
-        from scipy.optimize import minimize
-    except ImportError as error:
-        raise ForewordError("fitting needs SciPy: pip install 'foreword[report]'") from error
-    return minimize

@@ -51,6 +51,22 @@ def train(folder: Path, method: dict[str, Any], batch: int, resume: bool = False
     run(tiny.model(), tiny.tokenizer(), from_dict(method), Dataset.from_list(tiny.rows(32)), settings)
 
 
+def train_slowly_removing(folder: Path, method: dict[str, Any], batch: int) -> None:
+    """`train`, where the first process takes its time to remove a folder, and the others must not."""
+    import shutil
+    import time
+
+    remove = shutil.rmtree
+
+    def removing(path: Path, *args: Any, **kwargs: Any) -> None:
+        assert os.environ["RANK"] == "0", f"another process removes {path}"
+        time.sleep(1)
+        remove(path, *args, **kwargs)
+
+    shutil.rmtree = removing
+    train(folder, method, batch)
+
+
 def shard(folder: Path, method: dict[str, Any], batch: int) -> None:
     """Three steps of a loop on a model that FSDP2 has sharded, and the adapter saved, restored and saved again."""
     import torch

@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 import socket
 from collections.abc import Callable
+from multiprocessing import connection
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,12 @@ def run(processes, world: int, work: Callable[..., None], *args) -> None:
     started = [processes.Process(target=ranks.as_rank, args=(r, world, port, work, *args)) for r in range(world)]
     for process in started:
         process.start()
-    for process in started:
-        process.join()
+    running = {process.sentinel: process for process in started}
+    while running:
+        for sentinel in connection.wait(running):
+            if running.pop(sentinel).exitcode:  # the others would wait for it
+                for process in running.values():
+                    process.terminate()
     assert [process.exitcode for process in started] == [0] * world
 
 
@@ -78,6 +83,13 @@ def test_ddp_trains_as_one_process(name, processes, tmp_path):
             file.unlink()
         run(processes, 2, ranks.train, tmp_path / "two", method, 4, True)
         assert_close(tmp_path / "two", tmp_path / "one")
+
+
+def test_one_process_clears_the_folder_of_a_finished_run(processes, tmp_path):
+    method = METHODS["prefix-tuning"].to_dict()
+    run(processes, 2, ranks.train, tmp_path, method, 4)
+    run(processes, 2, ranks.train_slowly_removing, tmp_path, method, 4)
+    assert weights(tmp_path)
 
 
 @pytest.mark.parametrize("name", METHODS)

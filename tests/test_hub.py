@@ -1,7 +1,9 @@
 """The Hub, with a folder in the place of the client that talks to it."""
 
+import io
 import json
 import shutil
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import foreword as fw
 import tiny
 import zoo
 from conformance import shake, text
-from foreword import hub
+from foreword import generation, hub
 from foreword.cli import main
 
 
@@ -43,7 +45,7 @@ def remote(tmp_path, monkeypatch):
             return f"https://hub/{repo_id}/commit/1"
 
     def snapshot(repo_id, allow_patterns):
-        assert allow_patterns == ["adapter.json", "adapter-*.safetensors"]
+        assert allow_patterns == ["adapter.json", "adapter-*.safetensors", "training.json"]
         if not (root / repo_id).is_dir():
             raise huggingface_hub.errors.LocalEntryNotFoundError("no such repository")
         return str(root / repo_id)
@@ -130,6 +132,26 @@ def test_the_card_says_what_the_files_say(tmp_path):
     history = json.loads((out / "training.json").read_text())["history"]
     [loss] = [line["eval_loss"] for line in history if "eval_loss" in line][-1:]
     assert f"| eval loss | {loss:.4f} |" in text
+
+
+@pytest.mark.parametrize("command", ["generate --prompt hi", "chat"])
+def test_an_adapter_from_the_hub_is_asked_as_it_was_trained(command, remote, tmp_path, monkeypatch, capsys):
+    base = tiny.save(tmp_path / "base")
+    data = tiny.write_jsonl(tmp_path / "data.jsonl", tiny.rows(24))
+    words = f"train {data} --model {base} --output_dir {tmp_path / 'plain'} --max_steps 1 --method.length 2"
+    assert main(words.split()) == 0
+    hub.push(tmp_path / "plain", "me/plain")
+    asked = []
+
+    def encode(tokenizer, texts, prompts):
+        asked.extend(prompts)
+        return real(tokenizer, texts, prompts)
+
+    real = generation.encode
+    monkeypatch.setattr(generation, "encode", encode)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert main([*command.split(), "--adapter", "me/plain", "--max_new_tokens", "2"]) == 0
+    assert asked == ["hi"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ import time
 import pytest
 import torch
 from datasets import Dataset
+from tokenizers.processors import TemplateProcessing
 
 import foreword as fw
+import foreword.train as module
 import tiny
+from foreword.space import resolve
 from foreword.train import Training, last_checkpoint, train
 from foreword.trainer import Diverged
 
@@ -135,6 +139,21 @@ def test_a_resumed_run_counts_the_seconds_before_its_checkpoint(tmp_path):
     assert 1000 <= result.seconds < 2000
 
 
+def test_a_resumed_run_logs_what_an_uninterrupted_one_does(tmp_path):
+    """Also where checkpoints and log lines come at different steps."""
+    chosen = settings(tmp_path, logging_steps=5, resume_from_checkpoint=True)
+    whole = train(tiny.model(), tiny.tokenizer(), METHOD, data(), chosen)
+    shutil.rmtree(last_checkpoint(tmp_path))
+    assert last_checkpoint(tmp_path).name == "checkpoint-9"
+    resumed = train(tiny.model(), tiny.tokenizer(), METHOD, data(), chosen)
+    assert [line["step"] for line in loss_lines(whole)] == [3, 5, 6, 9, 10, 12]
+    assert loss_lines(resumed) == loss_lines(whole)
+
+
+def loss_lines(result) -> list[dict]:
+    return [line for line in result.history if "loss" in line]
+
+
 def last_checkpoint_step(folder) -> int:
     found = [int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoints/checkpoint-*/trainer_state.json")]
     return max(found, default=0)
@@ -198,6 +217,38 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
         )
 
 
+def test_after_a_loss_that_is_no_number_one_can_train_again(tmp_path):
+    """Also where it came behind the last log line. Nothing was saved, and the model is as it was."""
+    model, tokenizer = tiny.model(), tiny.tokenizer()
+    fw.attach(model, "zero-init", name="other")
+    chosen = settings(tmp_path, max_steps=4, logging_steps=5, learning_rate=1e20, save_strategy="no")
+    with pytest.raises(Diverged, match="the loss is nan"):
+        train(model, tokenizer, METHOD, data(), chosen)
+    assert not list(tmp_path.glob("*.*"))
+    assert fw.adapters(model) == ["other"]
+    assert model.foreword.active == "other"
+    assert not model.training
+    train(model, tokenizer, METHOD, data(), settings(tmp_path, max_steps=1, learning_rate=1e-3, save_strategy="no"))
+    assert fw.adapters(model) == ["other", "default"]
+
+
+@pytest.mark.parametrize("save_strategy", ["no", "steps"])
+def test_an_adapter_that_is_not_finite_is_not_saved(save_strategy, tmp_path):
+    """The last update broke it, so that no loss tells."""
+    chosen = settings(tmp_path, max_steps=1, learning_rate=1e39, warmup_steps=0, save_strategy=save_strategy)
+    with pytest.raises(Diverged, match=r"numbers that are not finite after step 1; lower learning_rate \(1e\+39\)"):
+        train(tiny.model(), tiny.tokenizer(), METHOD, data(), chosen)
+    assert not list(tmp_path.rglob("adapter.json"))
+
+
+def test_a_held_out_loss_that_is_no_number_stops_the_run(tmp_path):
+    """The last update leaves numbers that are finite and too large to compute with."""
+    chosen = settings(tmp_path, max_steps=1, learning_rate=1e38, warmup_steps=0, eval_strategy="steps", eval_steps=1)
+    with pytest.raises(Diverged, match="the held-out loss is nan after step 1"):
+        train(tiny.model(), tiny.tokenizer(), METHOD, data(), chosen, eval_data=data(8))
+    assert not list(tmp_path.rglob("adapter.json"))
+
+
 def test_the_batch_that_is_no_number_is_named(tmp_path, monkeypatch):
     """Found when the step is logged, two batches and a step later."""
     import foreword.trainer as module
@@ -251,7 +302,12 @@ def test_bf16_base_keeps_fp32_adapters(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer": {"no_such_field": 1}}, "no_such_field"),
+        ({"trainer": {"no_such_field": 1}}, "SFTConfig has no field 'no_such_field'"),
+        ({"trainer": {"max_steps": 2}}, "trainer: max_steps is a training setting itself"),
+        ({"trainer": {"label_smoothing_factor": 0.1}}, "label_smoothing_factor can only be 0"),
+        ({"trainer": {"loss_type": "dft"}}, "loss_type can only be 'nll'"),
+        ({"trainer": {"optim": "zigzag"}}, "zigzag"),
+        ({"max_length": 3}, r"the prompt of every training example fills max_length \(3 tokens\)"),
         ({"lr_scheduler_type": "zigzag"}, "zigzag"),
         ({"early_stopping_patience": 2}, "held-out data"),
     ],
@@ -260,6 +316,43 @@ def test_wrong_settings_are_one_line(changes, message, tmp_path):
     with pytest.raises(fw.ForewordError, match=message) as raised:
         train(tiny.model(), tiny.tokenizer(), METHOD, data(), settings(tmp_path, **changes))
     assert "\n" not in str(raised.value)
+
+
+def test_examples_that_max_length_leaves_nothing_of_are_not_counted(tmp_path, caplog):
+    rows = [{"prompt": "x" * length, "completion": " yes"} for length in [40] * 16 + [1] * 8]
+    chosen = settings(tmp_path, max_steps=-1, num_train_epochs=1, max_length=32, save_strategy="no")
+    train(tiny.model(), tiny.tokenizer(), METHOD, Dataset.from_list(rows), chosen, eval_data=Dataset.from_list(rows))
+    summary = json.loads((tmp_path / "training.json").read_text())
+    assert summary["examples"] == {"train": 8, "eval": 8}
+    assert summary["steps"] == 2
+    assert [record.getMessage() for record in caplog.records if record.name == "foreword.train"] == [
+        f"16 of 24 {kind} examples are left out: their prompt fills max_length (32 tokens)"
+        for kind in ("training", "held-out")
+    ]
+
+
+def test_a_prefix_may_be_longer_than_the_text_of_all_examples(tmp_path):
+    chosen = settings(tmp_path, max_steps=1, per_device_train_batch_size=1, save_strategy="no")
+    result = train(tiny.model(), tiny.tokenizer(), fw.PrefixTuning(length=4100), data(), chosen)
+    assert result.adapter.num_stored == 3 * 4100 * 2 * 16
+
+
+@pytest.mark.parametrize("method", sorted({*fw.methods()} - {"bitfit"}))  # the tiny model has no biases
+def test_every_method_gets_the_text_that_it_starts_from(method, monkeypatch):
+    monkeypatch.setattr(module, "LEAST", 1)
+    ids = module._init_ids(data(1), tiny.tokenizer(), [resolve(method)])
+    fw.attach(tiny.model(), method, init_ids=ids)
+
+
+def test_the_text_to_start_from_has_the_special_tokens_that_training_has():
+    tokenizer = tiny.tokenizer()
+    start = tokenizer.bos_token_id
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single="<start> $A", special_tokens=[("<start>", start)])
+    turns = [{"role": "user", "content": "hi"}]
+    templated = Dataset.from_list([{"prompt": turns, "completion": [{"role": "assistant", "content": "ho"}]}] * 2)
+    for rows, count in ((data(2), 1), (templated, 0)):
+        ids = module._init_ids(rows, tokenizer, [resolve("lora")])
+        assert (ids[:12] == start).sum() == count
 
 
 def test_an_encoder_decoder_is_refused(tmp_path):

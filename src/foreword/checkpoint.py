@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .model.adapter import Adapter
 
 CONFIG = "adapter.json"
+SUMMARY = "training.json"  # beside it, of the run that made it
 FORMAT = 1
 TRIES = 100  # at a folder to which other processes save without a pause
 
@@ -59,7 +60,7 @@ def save(adapter: Adapter, path: str | Path) -> Path:
             f"can't save adapter {adapter.name!r}: PEFT has wrapped a layer of its own ({wrapped}); inject PEFT's "
             "adapter before `attach`, or name its target_modules"
         )
-    whole = {name: _gathered(tensor.detach()) for name, tensor in adapter.state_dict().items()}
+    whole = {name: gathered(tensor.detach()) for name, tensor in adapter.state_dict().items()}
     if is_sharded(adapter) and torch.distributed.get_rank() != 0:
         return folder
     data = to_bytes({name: tensor.cpu().contiguous() for name, tensor in whole.items()})
@@ -92,7 +93,8 @@ def is_sharded(adapter: Adapter) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in adapter.state_dict().values())
 
 
-def _gathered(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
+    """A whole tensor; where it is sharded, every process of the group has to ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -230,7 +232,7 @@ def check_sizes(config: Mapping[str, Any], layout: Layout, numbers: int, folder:
     """
     allowed = numbers * (10_000 if config["folded"] else 16)  # less is named better where names and shapes are compared
     for method in config["methods"]:
-        for name, size in _sizes(method):
+        for name, size in sizes_of(method):
             if size > allowed:
                 raise ForewordError(
                     f"{folder}: {name}={size} of {method.name} does not fit a file of {numbers} numbers"
@@ -240,7 +242,7 @@ def check_sizes(config: Mapping[str, Any], layout: Layout, numbers: int, folder:
             raise ForewordError(f"{folder}: {method.name} has {needed} numbers, its file {numbers}")
 
 
-def _sizes(config: Any) -> Iterator[tuple[str, int]]:
+def sizes_of(config: Any) -> Iterator[tuple[str, int]]:
     """The fields of a method, and of its source and combine, that are sizes."""
     for name in ("length", "hidden", "bottleneck", "r", "streams"):
         value = getattr(config, name, None)
@@ -249,11 +251,11 @@ def _sizes(config: Any) -> Iterator[tuple[str, int]]:
         yield from ((name, size) for size in sizes if isinstance(size, int) and not unused)
     for axis in ("source", "combine"):
         if hasattr(config, axis):
-            yield from _sizes(getattr(config, axis))
+            yield from sizes_of(getattr(config, axis))
 
 
 def resolve_folder(path: str | Path) -> Path:
-    """A local adapter folder, or the downloaded snapshot of a Hub id."""
+    """A local adapter folder, or the downloaded snapshot of a Hub id, with the summary of its training."""
     folder = Path(path)
     if folder.is_dir():
         return folder
@@ -263,7 +265,7 @@ def resolve_folder(path: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(path), allow_patterns=[CONFIG, "adapter-*.safetensors"]))
+        return Path(snapshot_download(str(path), allow_patterns=[CONFIG, "adapter-*.safetensors", SUMMARY]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ForewordError(

@@ -86,13 +86,16 @@ def answer(
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], prompts: Sequence[Prompt]) -> Any:
-    """A left-padded batch of rendered prompts; a chat template has put its special tokens in the text already."""
+    """A left-padded batch of rendered prompts, which are all messages or all plain text."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    templated = not isinstance(prompts[0], str)
-    return tokenizer(
-        list(texts), padding=True, padding_side="left", return_tensors="pt", add_special_tokens=not templated
-    )
+    special = takes_special_tokens(prompts[0])
+    return tokenizer(list(texts), padding=True, padding_side="left", return_tensors="pt", add_special_tokens=special)
+
+
+def takes_special_tokens(prompt: Prompt) -> bool:
+    """Whether the tokenizer adds its special tokens to a rendered prompt; a chat template has put them in already."""
+    return isinstance(prompt, str)
 
 
 def stderr() -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from .checkpoint import CONFIG, read, read_config
+from .checkpoint import CONFIG, SUMMARY, read, read_config
 from .errors import ForewordError
 from .files import read_json, write_text
 
-CARD, TRAINING, SCORES = "README.md", "training.json", "scores.json"
-UPLOADED = [CONFIG, "adapter-*.safetensors", TRAINING, SCORES, CARD]
+CARD, SCORES = "README.md", "scores.json"
+UPLOADED = [CONFIG, "adapter-*.safetensors", SUMMARY, SCORES, CARD]
 
 
 def push(folder: str | Path, repo: str, *, private: bool = False, token: str | None = None) -> str:
@@ -114,9 +114,9 @@ def _settings(methods: list[Any]) -> str:
 
 
 def _training(folder: Path) -> list[str]:
-    if not (folder / TRAINING).is_file():
+    if not (folder / SUMMARY).is_file():
         return []
-    summary = read_json(folder / TRAINING)
+    summary = read_json(folder / SUMMARY)
     examples, history = summary.get("examples", {}), summary.get("history", [])
     last = {key: line[key] for line in history for key in ("loss", "eval_loss") if key in line}
     rows = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +23,24 @@ from transformers import (
 )
 from trl import SFTConfig
 
-from .checkpoint import is_sharded
+from .checkpoint import SUMMARY, is_sharded, sizes_of
 from .errors import ForewordError
 from .files import write_json
 from .frozen import FrozenLayers
+from .generation import takes_special_tokens
 from .model.adapter import Adapter
-from .model.attach import attach
-from .space import Method, own_rate
-from .trainer import AdapterTrainer, ProgressBar, Stopwatch
+from .model.attach import attach, detach, set_active
+from .model.host import host_on
+from .space import Method, own_rate, resolve
+from .trainer import AdapterTrainer, LineAtCheckpoint, ProgressBar, Stopwatch
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SUMMARY = "training.json"
+logger = logging.getLogger(__name__)
+
+LEAST = 4096  # token ids of examples that a method may start from
+LOSS = {"loss_type": "nll", "label_smoothing_factor": 0, "router_aux_loss_coef": 0}  # of SFTConfig: what the loss is
 
 
 @dataclass
@@ -53,7 +59,8 @@ class Training:
         warmup_steps: steps over which the rate rises; below 1, their fraction of all steps.
         weight_decay: of AdamW.
         max_grad_norm: gradients are clipped to this norm.
-        max_length: longest example in tokens; longer ones lose their end.
+        max_length: longest example in tokens; longer ones lose their end, and are left out where that is all of their
+            completion.
         gradient_checkpointing: recompute activations in the backward pass.
         seed: of initialisation and data order.
         logging_steps: steps between two log lines.
@@ -68,7 +75,7 @@ class Training:
         group_by_length: batches of similar length, which need less padding.
         cache_frozen: GiB of memory for what enters the lowest layer that the method changes, which is the same in every
             epoch, so that the layers below run once for each example; 0 recomputes it.
-        trainer: any other field of TRL's SFTConfig by its name.
+        trainer: any other field of TRL's SFTConfig by its name, but for those of other losses.
     """
 
     output_dir: str
@@ -98,8 +105,11 @@ class Training:
     cache_frozen: float = 0.0
     trainer: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_trainer_settings(self.trainer)
+
     def sft_config(self, learning_rate: float, has_eval: bool) -> SFTConfig:
-        """TRL's configuration. Raises `ForewordError` for a field that it does not know."""
+        """TRL's configuration. Raises `ForewordError` for values that it does not take."""
         own = {"early_stopping_patience", "resume_from_checkpoint", "cache_frozen", "trainer"}
         given = {name: value for name, value in asdict(self).items() if name not in own}
         group, recompute = given.pop("group_by_length"), given.pop("gradient_checkpointing")
@@ -122,10 +132,26 @@ class Training:
         }
         try:
             return SFTConfig(**settings)
-        except TypeError as error:
-            raise ForewordError(f"trainer: {str(error).split('__init__() ')[-1]}") from error
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ForewordError(f"training settings: {' '.join(str(error).split())}") from error
+
+
+def check_trainer_settings(trainer: Mapping[str, Any], place: str = "trainer") -> None:
+    """Raise `ForewordError`, which names the `place`, where `Training.trainer` can't be `trainer`.
+
+    It holds fields of TRL's SFTConfig, but for those that `Training` has itself and those of losses that are not
+    implemented here.
+    """
+    if not isinstance(trainer, Mapping):
+        raise ForewordError(f"{place} is {trainer!r}; it must be a mapping of fields of TRL's SFTConfig")
+    own, others = ({one.name for one in fields(config)} for config in (Training, SFTConfig))
+    for name, value in trainer.items():
+        if name in own:
+            raise ForewordError(f"{place}: {name} is a training setting itself; give it there")
+        if name not in others:
+            raise ForewordError(f"{place}: TRL's SFTConfig has no field {name!r}")
+        if name in LOSS and value != LOSS[name]:
+            raise ForewordError(f"{place}: {name} can only be {LOSS[name]!r}: the loss is the plain cross-entropy")
 
 
 @dataclass(frozen=True)
@@ -171,24 +197,49 @@ def train(
 
     Raises:
         ForewordError: the model is no causal language model, there is an unfinished run in output_dir and
-            `resume_from_checkpoint` is off, or the loss stops being a number.
+            `resume_from_checkpoint` is off, no example has anything to learn within max_length, or the loss or the
+            adapter stops being finite (`Diverged`). The model is then as it was before.
     """
     if model.config.is_encoder_decoder or not model.can_generate():
         raise ForewordError(f"training needs a causal language model; {type(model).__name__} is not one")
     if settings.early_stopping_patience is not None and eval_data is None:
         raise ForewordError("early_stopping_patience needs held-out data: give eval_data or eval_size")
-    checkpoint = _checkpoint_to_resume(settings)
-    ids = _init_ids(data, tokenizer) if init_ids is None else init_ids
-    adapter = attach(model, method, name, init_ids=ids, seed=settings.seed)
-    frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
+    chosen: list[Any] = list(method) if isinstance(method, (list, tuple)) else [method]
+    methods = [resolve(one) for one in chosen]
+    ids = _init_ids(data, tokenizer, methods) if init_ids is None else init_ids
+    host, training = host_on(model), model.training
+    active = None if host is None else host.active
+    adapter = attach(model, methods, name, init_ids=ids, seed=settings.seed)
+    try:
+        return _trained(adapter, tokenizer, data, settings, eval_data, make_trainer or AdapterTrainer)
+    except Exception:
+        detach(model, name)
+        set_active(model, active)
+        model.train(training)
+        raise
+
+
+def _trained(
+    adapter: Adapter,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Dataset,
+    settings: Training,
+    eval_data: Dataset | None,
+    make_trainer: Callable[..., AdapterTrainer],
+) -> TrainResult:
+    """Train an adapter that is attached, and save it."""
+    model = adapter.model
     rate = settings.learning_rate if settings.learning_rate is not None else own_rate(adapter.methods)
+    arguments = settings.sft_config(rate, has_eval=eval_data is not None)
+    with arguments.main_process_first(local=False):  # what it removes, the others don't find
+        checkpoint = _checkpoint_to_resume(settings)
+    frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
     stopwatch = Stopwatch(checkpoint)
-    callbacks: list[TrainerCallback] = [ProgressBar(), stopwatch]
+    callbacks: list[TrainerCallback] = [ProgressBar(), stopwatch, LineAtCheckpoint()]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience))
-    arguments = settings.sft_config(rate, has_eval=eval_data is not None)
     with _quiet_datasets():
-        trainer = (make_trainer or AdapterTrainer)(
+        trainer = make_trainer(
             adapter=adapter,
             model=model,
             args=arguments,
@@ -197,10 +248,15 @@ def train(
             processing_class=tokenizer,
             callbacks=callbacks,
         )
+    examples = {
+        "train": _count("training", data, trainer.train_dataset, arguments),
+        "eval": 0 if eval_data is None else _count("held-out", eval_data, trainer.eval_dataset, arguments),
+    }
     trainer.remove_callback(PrinterCallback if arguments.disable_tqdm else ProgressCallback)
     with nullcontext() if frozen is None else frozen.remember():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = stopwatch.seconds
+    trainer.require_finite()
     model.eval()
     history = trainer.state.log_history
     if trainer.is_world_process_zero() or is_sharded(adapter):
@@ -212,13 +268,29 @@ def train(
             "trainable": adapter.num_trainable,
             "stored": adapter.num_stored,
             "settings": asdict(settings) | {"learning_rate": rate},
-            "examples": {"train": len(data), "eval": 0 if eval_data is None else len(eval_data)},
+            "examples": examples,
             "steps": trainer.state.global_step,
             "seconds": round(seconds, 1),
             "history": history,
         }
         write_json(Path(settings.output_dir) / SUMMARY, summary)
     return TrainResult(adapter, Path(settings.output_dir), history, seconds)
+
+
+def _count(kind: str, given: Dataset, used: Any, arguments: SFTConfig) -> int:
+    """How many of the examples `given` are `used`: TRL drops those whose completion begins behind max_length.
+
+    Raises `ForewordError` where none is left.
+    """
+    if arguments.packing:
+        return len(given)
+    dropped, longest = len(given) - len(used), arguments.max_length
+    if not len(used):
+        raise ForewordError(f"the prompt of every {kind} example fills max_length ({longest} tokens); give more")
+    if dropped:
+        filled = f"their prompt fills max_length ({longest} tokens)"
+        logger.warning("%d of %d %s examples are left out: %s", dropped, len(given), kind, filled)
+    return len(used)
 
 
 @contextmanager
@@ -270,13 +342,23 @@ def _checkpoint_to_resume(settings: Training) -> Path | None:
     return None
 
 
-def _init_ids(data: Dataset, tokenizer: PreTrainedTokenizerBase, tokens: int = 4096) -> torch.Tensor:
+def _init_ids(data: Dataset, tokenizer: PreTrainedTokenizerBase, methods: Sequence[Method]) -> torch.Tensor:
     """Token ids (tokens,) of training examples, one after the other and again, for methods that start from text."""
     from .data import to_text
 
+    tokens = max([LEAST, *map(_start_tokens, methods)])
     ids: list[int] = []
     for example in data:
-        ids += tokenizer("".join(to_text(example, tokenizer)), add_special_tokens=not ids)["input_ids"]
+        special = not ids and takes_special_tokens(example.get("prompt", ""))
+        ids += tokenizer("".join(to_text(example, tokenizer)), add_special_tokens=special)["input_ids"]
         if len(ids) >= tokens:
             break
     return torch.tensor(ids * (tokens // len(ids) + 1))[:tokens]
+
+
+def _start_tokens(method: Method) -> int:
+    """How many tokens of text a method starts from: its length, for each parallel stream."""
+    largest = {"length": 0, "streams": 1}
+    for name, size in sizes_of(method):
+        largest[name] = max(size, largest.get(name, 0))
+    return largest["length"] * largest["streams"]

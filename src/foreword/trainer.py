@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
-from .checkpoint import is_sharded, restore
+from .checkpoint import gathered, is_sharded, restore
 from .errors import ForewordError
 from .files import read_json, write_json
 from .losses import completion_loss
@@ -20,11 +21,11 @@ from .model.adapter import Adapter
 
 
 class Diverged(ForewordError):
-    """The loss stopped being a number."""
+    """A loss, or what is learned, stopped being a number."""
 
 
 class AdapterTrainer(SFTTrainer):
-    """SFTTrainer whose checkpoints hold the adapter instead of the model. It stops at a loss that is no number."""
+    """SFTTrainer whose checkpoints hold the adapter instead of the model. It stops where numbers are not finite."""
 
     def __init__(self, *args: Any, adapter: Adapter, **kwargs: Any) -> None:
         self.adapter = adapter
@@ -35,15 +36,20 @@ class AdapterTrainer(SFTTrainer):
         loss, outputs = completion_loss(model, inputs, num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # N counts the tokens of all, and gradients are averaged
-        if model.training:
-            self._recent.append((self.state.global_step + 1, loss.detach(), inputs["input_ids"][0, :16].clone()))
-            if len(self._recent) == 1000:  # for those who never log
-                self._look_at_losses()
         return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._recent.append((self.state.global_step + 1, loss, inputs["input_ids"][0, :16].clone()))
+        if len(self._recent) == 1000:  # for those who never log
+            self._look_at_losses()
+        return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
             self._look_at_losses()
+        if not math.isfinite(logs.get("eval_loss", 0.0)):
+            raise self._diverged(f"the held-out loss is {logs['eval_loss']} after step {self.state.global_step}")
         super().log(logs, *args, **kwargs)
 
     def _look_at_losses(self) -> None:
@@ -53,13 +59,27 @@ class AdapterTrainer(SFTTrainer):
             if not torch.isfinite(loss):
                 batch = sum(earlier == step for earlier, _, _ in recent[: index + 1])
                 tokenizer: Any = self.processing_class
-                raise Diverged(
+                raise self._diverged(
                     f"the loss is {loss.item()} at step {step}, in batch {batch} of the step, whose first row begins "
-                    f"{tokenizer.decode(ids)!r}; lower learning_rate ({self.args.learning_rate:g})"
+                    f"{tokenizer.decode(ids)!r}"
                 )
+
+    def require_finite(self) -> None:
+        """Raise `Diverged` for a loss since the last look, or a number of the adapter, that is not finite.
+
+        Where the adapter is sharded (FSDP2), every process of the group has to call this.
+        """
+        self._look_at_losses()
+        for name, tensor in self.adapter.state_dict().items():
+            if not torch.isfinite(gathered(tensor)).all():
+                raise self._diverged(f"{name} holds numbers that are not finite after step {self.state.global_step}")
+
+    def _diverged(self, what: str) -> Diverged:
+        return Diverged(f"{what}; lower learning_rate ({self.args.learning_rate:g})")
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if self.args.should_save or is_sharded(self.adapter):
+            self.require_finite()
             self.adapter.save(str(output_dir or self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -89,6 +109,15 @@ class Stopwatch(TrainerCallback):
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             write_json(folder / self.FILE, {"seconds": self.seconds})
+
+
+class LineAtCheckpoint(TrainerCallback):
+    """A log line at every checkpoint, so that those of a resumed run cover the steps that an uninterrupted one's do."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_log |= control.should_save
+
+    on_epoch_end = on_step_end
 
 
 class ProgressBar(TrainerCallback):

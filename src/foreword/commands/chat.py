@@ -31,15 +31,17 @@ def run(
     import torch
     from transformers import TextStreamer
 
+    from ..checkpoint import resolve_folder
     from ..data import to_text
     from ..generation import encode
     from ..model.attach import adapters, set_active
     from .loading import as_prompt, load_with_adapter, trained_on_plain_text
     from .output import console
 
-    network, tokenizer = load_with_adapter(model, adapter, dtype, streams)
+    folder = None if adapter is None else resolve_folder(adapter)
+    network, tokenizer = load_with_adapter(model, folder, dtype, streams)
     names = adapters(network)
-    raw = trained_on_plain_text(adapter) or not tokenizer.chat_template
+    raw = trained_on_plain_text(folder) or not tokenizer.chat_template
     opening = [{"role": "system", "content": system}] if system and not raw else []
     messages = list(opening)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)

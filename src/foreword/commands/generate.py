@@ -38,6 +38,7 @@ def run(
         raw: read prompts as they are, without the chat template; by default as the adapter was trained.
         streams: how many parallel streams to read, of those that an adapter of parscale has; the most by default.
     """
+    from ..checkpoint import resolve_folder
     from ..data import read_prompts
     from ..errors import ForewordError
     from ..files import write_text
@@ -47,8 +48,9 @@ def run(
     if (prompt is None) == (input is None):
         raise ForewordError("give either --prompt TEXT or --input FILE.jsonl")
     rows: list[tuple[dict[str, Any], Prompt]] = [({}, prompt or "")] if input is None else read_prompts(input)
-    network, tokenizer = load_with_adapter(model, adapter, dtype, streams)
-    raw = trained_on_plain_text(adapter) if raw is None else raw
+    folder = None if adapter is None else resolve_folder(adapter)
+    network, tokenizer = load_with_adapter(model, folder, dtype, streams)
+    raw = trained_on_plain_text(folder) if raw is None else raw
     prompts = [as_prompt(one, tokenizer, raw) if isinstance(one, str) else one for _, one in rows]
     answers = answer(network, tokenizer, prompts, settings)
     if input is None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..base import text_base
-from ..checkpoint import load, read_config, resolve_folder
+from ..checkpoint import SUMMARY, load, read_config, resolve_folder
 from ..devices import to_fastest
+from ..files import read_json
 from ..model.rows import set_streams
 
 
 def load_with_adapter(
-    model: str | None, adapter: str | None, dtype: str, streams: int | None = None
+    model: str | None, adapter: str | Path | None, dtype: str, streams: int | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The base and its tokenizer, with the adapter active if there is one, on the accelerator if there is one.
 
@@ -36,10 +37,7 @@ def as_prompt(text: str, tokenizer: PreTrainedTokenizerBase, raw: bool) -> str |
     return text if raw or not tokenizer.chat_template else [{"role": "user", "content": text}]
 
 
-def trained_on_plain_text(adapter: str | None) -> bool:
-    """Whether an adapter's own training data was plain text rather than messages."""
-    from ..files import read_json
-    from ..train import SUMMARY
-
-    path = Path(adapter or "") / SUMMARY
-    return adapter is not None and path.is_file() and not read_json(path).get("messages", True)
+def trained_on_plain_text(folder: Path | None) -> bool:
+    """Whether the training data of the adapter in a folder was plain text rather than messages."""
+    path = None if folder is None else folder / SUMMARY
+    return path is not None and path.is_file() and not read_json(path).get("messages", True)

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint import load
+from ..checkpoint import SUMMARY, load
 from ..errors import ForewordError
 from ..files import read_json, write_json
 from ..methods.cartridge import Cartridge, require_decoder
 from ..model.host import host_of
 from ..serve.jobs import Decoding
 from ..space import require_choice, require_positive
-from ..train import SUMMARY, Training, TrainResult
+from ..train import Training, TrainResult
 from .chunks import spaced
 from .dialogue import Dialogue
 from .distill import distill

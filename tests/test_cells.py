@@ -42,6 +42,14 @@ def append_to_own_folder(x, folder):
     return (folder / "steps.txt").read_text().split()
 
 
+def fail_slowly_at_first(x, folder):
+    if not (folder / "tried").exists():
+        (folder / "tried").touch()
+        time.sleep(0.1)
+        raise RuntimeError("interrupted")
+    return x
+
+
 def torch_threads():
     import torch
 
@@ -120,6 +128,16 @@ def test_a_folder_outlives_an_interruption_and_not_a_change_of_arguments(tmp_pat
     stranger = tmp_path / "cells" / "own"
     (stranger / "cell.json").unlink()
     assert "holds files that no cell made" in run(3).error
+
+
+def test_the_time_of_tries_that_failed_counts(tmp_path):
+    cell = Cell("own", fail_slowly_at_first, {"x": 1}, folder=True)
+    failed, again, stored = (run_cells([cell], tmp_path, workers=1)[0] for _ in range(3))
+    assert failed.error is not None
+    assert again.result == 1
+    assert stored.reused
+    assert stored.seconds == again.seconds >= failed.seconds >= 0.1
+    assert not (tmp_path / "cells" / "own.lost").exists()
 
 
 def test_workers_get_their_threads(tmp_path):

@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -74,7 +74,8 @@ class Cell:
 class Outcome:
     """What became of a cell: its `result`, or the `error` that its function raised (the traceback as text).
 
-    `reused` tells that the result was there already. `seconds` is the time the function took when it ran.
+    `reused` tells that the result was there already. `seconds` is the time the function took when it ran, in tries
+    that failed too; how long one took whose process died is not known.
     """
 
     cell: Cell
@@ -107,8 +108,8 @@ def run_cells(
     * `later`: cells that the caller will run after these; the bar counts them, so that its time is that of the whole.
 
     A cell that raises, or whose process dies, becomes an `Outcome` with an `error`, its traceback is kept beside
-    where its result would be (NAME.error.txt), and the other cells go on; it is tried again by the next run. Progress
-    over the whole grid is shown on stderr where that is a terminal.
+    where its result would be (NAME.error.txt, and the time it took in NAME.lost), and the other cells go on; it is
+    tried again by the next run. Progress over the whole grid is shown on stderr where that is a terminal.
 
     Raises `ForewordError` for names that clash or can't be file names, a function that can't be imported by another
     process, arguments that are not JSON, a grid that another run is working on, or a backend that is not installed.
@@ -126,6 +127,7 @@ def run_cells(
         with _progress(description, [*missing, *later]) as advance:
             for cell, result in _outcomes(missing, folder.absolute(), workers, threads, backend, resources):
                 outcome = result if isinstance(result, Outcome) else Outcome(cell, error=result)
+                outcome = replace(outcome, seconds=round(outcome.seconds + _lost(cell, folder), 3))
                 _keep(outcome, folder)
                 computed[cell.name] = outcome
                 advance(outcome)
@@ -209,20 +211,29 @@ def _stored(cell: Cell, folder: Path) -> Outcome | None:
     return Outcome(cell, record["result"], seconds=record["seconds"], reused=True)
 
 
+def _lost(cell: Cell, folder: Path) -> float:
+    """Seconds of the tries at a cell, with these arguments, that failed."""
+    path = folder / f"{cell.name}.lost"
+    record = read_json(path) if path.exists() else {}
+    return record["seconds"] if record.get("fingerprint") == cell.fingerprint else 0.0
+
+
 def _keep(outcome: Outcome, folder: Path) -> None:
     cell = outcome.cell
-    error = folder / f"{cell.name}.error.txt"
+    error, lost = folder / f"{cell.name}.error.txt", folder / f"{cell.name}.lost"
     if outcome.error is not None:
         write_text(error, outcome.error)
+        write_json(lost, {"fingerprint": cell.fingerprint, "seconds": outcome.seconds})
         return
     record = {
         "fingerprint": cell.fingerprint,
         **cell.call,
-        "seconds": round(outcome.seconds, 3),
+        "seconds": outcome.seconds,
         "result": outcome.result,
     }
     write_json(folder / f"{cell.name}.json", record)
     error.unlink(missing_ok=True)
+    lost.unlink(missing_ok=True)
 
 
 def _own_folder(cell: Cell, folder: Path) -> Path:

@@ -1,12 +1,15 @@
 """Studies on a tiny model: what they measure, equal budgets, killing, and the report."""
 
 import json
+import math
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 from small_study import write_study
 
 import foreword as fw
@@ -14,7 +17,7 @@ import tiny
 from browser import ask, needs_chromium
 from foreword.cells import Outcome
 from foreword.cli import main
-from foreword.compare import compare, read_study
+from foreword.compare import cell, compare, read_study
 from foreword.compare.budget import steps_within
 from foreword.compare.comparison import cells_of
 from foreword.compare.insight import gates, prefix_mass
@@ -89,6 +92,33 @@ def test_a_method_that_diverges_keeps_its_own_rate(study_file):
     assert best_rates(rows, study) == {("words", "zero"): RATES[1]}
     (own, *_) = [cell for cell in cells_of(study, study.entries, {}) if "zero" in cell.name]
     assert own.arguments["learning_rate"] == fw.ZeroInit.learning_rate
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_try_whose_held_out_loss_is_no_number_has_diverged(study_file, tmp_path, monkeypatch, loss):
+    monkeypatch.setattr(cell, "train", lambda *args, **kwargs: SimpleNamespace(history=[{"eval_loss": loss}]))
+    study = read_study(study_file(learning_rates={"factors": [1]}))
+    (one,) = tries(study, study.entries)
+    assert one.function(**one.arguments, folder=tmp_path) == {"loss": None}
+
+
+def test_a_run_that_diverges_is_no_result_and_a_try_that_does_no_failure(study_file, tmp_path):
+    methods = {"tame": "adapter", "wild": {"method": "adapter", "learning_rate": 1e22}}
+    study = read_study(study_file(methods=methods, seeds=1, learning_rates={"factors": [1, 1e25]}))
+    result = compare(study, tmp_path / "out", workers=1, threads=1)
+    tame, wild = (row["held-out loss"] for row in result["learning_rates"])
+    assert tame > 0
+    assert wild is None
+    assert result["failed"].startswith("1 of 4 cells failed: words.wild.1.steps3.seed0 (foreword.trainer.Diverged: ")
+    assert [row["method"] for row in result["table"]] == ["tame"]
+
+
+def test_a_study_that_has_to_wait_leaves_the_folder_as_it_is(study_file, tmp_path):
+    (tmp_path / "out" / "cells").mkdir(parents=True)
+    (tmp_path / "out" / "study.yaml").write_text("# of the run that is at work\n")
+    with FileLock(tmp_path / "out" / "cells" / ".lock"), pytest.raises(ForewordError, match="another run is working"):
+        compare(read_study(study_file()), tmp_path / "out", workers=1)
+    assert (tmp_path / "out" / "study.yaml").read_text() == "# of the run that is at work\n"
 
 
 def test_methods_that_compose_take_the_lowest_of_their_rates(study_file):

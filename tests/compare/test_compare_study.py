@@ -7,6 +7,7 @@ import pytest
 import foreword as fw
 import tiny
 from foreword.compare import READY, read_study
+from foreword.compare.comparison import cells_of
 from foreword.compare.study import Length
 from foreword.compare.tasks import load_parts
 from foreword.errors import ForewordError
@@ -42,6 +43,8 @@ def test_a_study_says_what_it_holds(study_file):
         ({"fractions": [0.5, 0.5]}, "fractions is .0.5, 0.5.; it must be a list"),
         ({"seeds": 0}, "seeds is 0; it must be a number of seeds"),
         ({"train_for": [{"hours": 3}]}, "train_for is .*; it must be a list of {steps: n}"),
+        ({"train_for": [{"steps": 3.9}]}, "train_for is .*; it must be a list of {steps: n}.*, n a positive integer"),
+        ({"train_for": [{"steps": 0.5}]}, "train_for is .*; it must be a list of {steps: n}.*, n a positive integer"),
         ({"budget": 3}, "budget is 3; it must be {parameters: n}"),
         ({"budget": {"params": 3}}, "budget: parameters is missing; it must be a positive integer"),
         ({"learning_rates": {"factors": []}}, "learning_rates: factors is ..; it must be a list of positive numbers"),
@@ -52,8 +55,10 @@ def test_a_study_says_what_it_holds(study_file):
         ),
         ({"learning_rates": {"task": "trec"}}, "learning_rates: task is 'trec'; it must be one of the tasks words"),
         ({"training": {"max_steps": 3}}, "training: max_steps is set by the study"),
+        ({"training": {"early_stopping_patience": 3}}, "training: early_stopping_patience needs held-out rows"),
         ({"training": {"batch": 3}}, "training has no field 'batch'; it has "),
         ({"training": {"weight_decay": "much"}}, "training: weight_decay is 'much'; it must be of type float"),
+        ({"training": {"trainer": {"seed": 7}}}, "training: trainer: seed is a training setting itself"),
         ({"method": "lora"}, "study.yaml has no field 'method'; it has model, tasks, methods"),
     ],
 )
@@ -122,6 +127,49 @@ def test_no_turn_of_a_conversation_is_trained_on_where_another_is_held_out(study
     held_out = {example["row"] for example in parts.tests["talk"].examples} | {*parts.dev["row"]}
     assert len(parts.train) > 0
     assert not held_out & {*parts.train["row"]}
+
+
+def test_conversations_are_held_out_with_all_of_their_turns(study_file):
+    path = study_file(tasks={"talk": {"train": "talk.jsonl", "test_size": 20, "dev_size": 20}}, learning_rates={})
+    turns = [("user", "red?"), ("assistant", "yes"), ("user", "blue?"), ("assistant", "no")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    tiny.write_jsonl(path.with_name("talk.jsonl"), [{"messages": messages} for _ in range(60)])
+    parts = load_parts(read_study(path).tasks[0])
+    tested = {example["row"] for example in parts.tests["talk"].examples}
+    assert len(parts.tests["talk"].examples) == len(tested) == len({*parts.dev["row"]}) == 20
+    assert len(parts.dev) == len(parts.train) == 40
+    assert not tested & {*parts.dev["row"]}
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.07, 7), (0.55, 55), (0.555, 56), (0.001, 1), (1, 100)])
+def test_shares_are_counted_as_they_are_written(study_file, share, count):
+    path = study_file(tasks={"words": {"train": "hundred.jsonl", "test": "test.jsonl"}})
+    tiny.write_jsonl(path.with_name("hundred.jsonl"), [{"text": f"{n}", "label": n % 2} for n in range(100)])
+    assert len(load_parts(read_study(path).tasks[0], share).train) == count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "tasks": {name: {"train": "words.jsonl", "test": "test.jsonl"} for name in ("a", "a.b")},
+            "methods": {"c": "lora", "b.c": "prefix-tuning"},
+        },
+        {"train_for": [{"steps": 1234567}, {"steps": 1234568}]},
+        {"fractions": [0.3333333, 0.3333334]},
+    ],
+    ids=["tasks and methods", "lengths", "fractions"],
+)
+def test_runs_that_would_share_files_are_refused(study_file, changes):
+    study = read_study(study_file(**changes))
+    with pytest.raises(ForewordError, match=r"two runs would share the files .*: rename a task or a method"):
+        cells_of(study, study.entries, {})
+
+
+def test_lengths_in_words():
+    assert Length("steps", 100).words == "100 steps"
+    assert Length("epochs", 2.5).words == "2.5 epochs"
+    assert Length("seconds", 1e6).words == "1e+06 seconds"
 
 
 def test_the_built_in_task_is_plain_text_for_a_model_without_a_chat_template(study_file):

@@ -63,6 +63,12 @@ def test_a_system_message_of_its_own_follows_the_text():
     )
 
 
+def test_an_answer_is_rendered_once_where_the_template_opens_it_with_a_thought():
+    talk = dialogue(tiny.TEMPLATE.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}"))
+    whole = talk.ids(talk.prompt("Who?"), talk.completion("Ansa."), text=talk.encode("TEXT"))
+    assert talk.tokenizer.decode(whole) == "<system>TEXT<end><user>Who?<end><assistant>Ansa.<end>"
+
+
 def test_common_ends():
     assert common_start([[1, 2, 3], [1, 2, 4], [1, 2]]) == 2
     assert common_start([[1], [2]]) == 0

@@ -70,6 +70,14 @@ def test_messages_go_through_the_template(tokenizer):
     assert to_text({"prompt": example["prompt"]}, tokenizer) == (opened, "")
 
 
+def test_what_a_template_opens_an_answer_with_and_does_not_keep_is_left_out(tokenizer):
+    thinking = copy.copy(tokenizer)
+    thinking.chat_template = tokenizer.chat_template.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
+    example = {"prompt": [user("a")], "completion": [assistant("b")]}
+    assert to_text(example, thinking) == ("<user>a</s><assistant>", "b</s>")
+    assert to_text({"prompt": example["prompt"]}, thinking) == ("<user>a</s><assistant><think>", "")
+
+
 def test_messages_without_a_template(tokenizer):
     bare = copy.copy(tokenizer)
     bare.chat_template = None

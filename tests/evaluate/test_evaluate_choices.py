@@ -1,6 +1,7 @@
 """Choices and labels by log-likelihood: against a plain computation, and against lm-evaluation-harness."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import yaml
 import foreword as fw
 import tiny
 from foreword.errors import ForewordError
-from foreword.evaluate import evaluate, read_task
+from foreword.evaluate import Interval, Result, evaluate, read_task
 from foreword.evaluate.choices import score_choices
 from foreword.evaluate.labels import macro_f1, with_labels
 from foreword.evaluate.likelihood import Pair, encode_pair, loglikelihoods
@@ -59,6 +60,19 @@ def test_what_cannot_be_scored_is_refused_in_one_line(adapted):
     longest = adapted.config.max_position_embeddings
     with pytest.raises(ForewordError, match=f"pair 1 is {longest + 1} tokens long; the model reads at most {longest}"):
         loglikelihoods(adapted, [Pair((3,) * (longest + 1), (4,))])
+
+
+def test_an_adapter_that_has_diverged_has_no_score(tokenizer, questions):
+    model = tiny.model()
+    for parameter in fw.attach(model, fw.PrefixTuning(length=3)).trainable_parameters:
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(ForewordError, match=r"the log-likelihood of pair \d+ is nan: the adapter has diverged"):
+        evaluate(model, tokenizer, read_task(questions))
+
+
+def test_what_is_no_number_is_null_in_json():
+    result = Result("task", "lm-eval", "acc", {"acc": Interval(0.5, -math.inf, math.nan)}, [], 0.0)
+    assert result.to_dict()["scores"] == {"acc": [0.5, None, None]}
 
 
 def test_the_gates_of_unipelt_see_the_prompt_alone(tokenizer):
@@ -134,6 +148,24 @@ def test_gates_that_read_the_prompt_are_refused_by_lm_eval(tokenizer):
     fw.attach(model, "unipelt")
     with pytest.raises(ForewordError, match="unipelt computes its gates from the prompt"):
         run_harness(model, tokenizer, ["arc_easy"])
+
+
+def test_two_tasks_of_one_name_are_refused(tokenizer):
+    from foreword.evaluate.harness import run_harness
+
+    with pytest.raises(ForewordError, match="two of the tasks are called arc_easy; rename a file"):
+        run_harness(tiny.model(), tokenizer, ["arc_easy@a.jsonl", "arc_easy@b.jsonl"])
+
+
+def test_lm_eval_gives_no_score_of_an_adapter_that_has_diverged(tokenizer, questions):
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'foreword[eval]'")
+    from foreword.evaluate.harness import run_harness
+
+    model = tiny.model()
+    for parameter in fw.attach(model, fw.PrefixTuning(length=3)).trainable_parameters:
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(ForewordError, match="arc_easy: a score of document 1 is not finite"):
+        run_harness(model, tokenizer, [f"arc_easy@{questions}"], limit=3)
 
 
 def test_a_task_of_lm_eval_takes_local_documents(adapted, tokenizer, questions):

@@ -60,6 +60,27 @@ def test_every_arm_by_forwards_of_its_own(model, document, questions):
     assert [[row["gap low"], row["gap closed"], row["gap high"]] for row in rows[::2]] == [[0, 0, 0], [1, 1, 1]]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_template_that_opens_an_answer_with_a_thought(model, document, questions, count):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = tiny.TEMPLATE.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
+    rows = evaluate_document(model, tokenizer, document, questions[:count], [], max_new_tokens=4, timed=1)
+    total, tokens = 0.0, 0
+    for question in questions[:count]:
+        prompt = tokenizer(f"<user>{question.prompt[0]['content']}<end><assistant>")["input_ids"]
+        answer = tokenizer(f"{question.answer[0]['content']}<end>")["input_ids"]
+        total += loglikelihood(model, prompt, prompt + answer)
+        tokens += len(answer)
+    assert rows[0]["loglik/token"] == pytest.approx(total / tokens, abs=1e-4)
+
+
+def test_a_cartridge_that_has_diverged_is_refused(model, document, questions):
+    for parameter in fw.attach(model, fw.Cartridge(8)).trainable_parameters:
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(fw.ForewordError, match="of the answer to question 1 from default is nan: the adapter"):
+        evaluate_document(model, tiny.tokenizer(), document, questions)
+
+
 def test_bytes_are_those_of_keys_and_values(model, document, questions):
     tokenizer = tiny.tokenizer()
     fw.attach(model, fw.Cartridge(8))

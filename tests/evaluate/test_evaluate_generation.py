@@ -70,6 +70,12 @@ def test_generation_takes_the_best_of_several_references(monkeypatch, tmp_path, 
     assert 0 < result.scores["bleu"].low <= result.scores["bleu"].value < 100
 
 
+def test_prompts_with_references_become_messages_as_those_of_training_do(tmp_path):
+    path = tiny.write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "Say it.", "references": ["it"]}])
+    assert read_task(path).examples[0]["prompt"] == "Say it."
+    assert read_task(path, chat=True).examples[0]["prompt"] == [{"role": "user", "content": "Say it."}]
+
+
 def test_restaurants_are_scored_by_their_facts(monkeypatch, tokenizer):
     task = read_task("restaurant").limited(4)
     right = [example["completion"][0]["content"] for example in task.examples]
@@ -105,6 +111,12 @@ def test_the_command_scores_files_and_times_the_model(tmp_path, capsys):
     assert {"loglikelihoods", "predicted", "answer"} <= records[0].keys()
     assert main(["eval", "--model", str(base)]) == 2
     assert "eval needs --tasks" in capsys.readouterr().err
+
+
+def test_two_tasks_of_one_name_are_refused_before_the_model_is_loaded(tmp_path, capsys):
+    for tasks in ("one/colours.jsonl,two/colours.jsonl", "arc_easy@a.jsonl,arc_easy@b.jsonl"):
+        assert main(["eval", "--tasks", tasks, "--model", str(tmp_path / "absent")]) == 2
+        assert "two of the tasks are called" in capsys.readouterr().err
 
 
 def test_sampling_of_the_command_starts_from_the_tasks_own():

@@ -73,8 +73,9 @@ def run(
     from ..errors import ForewordError
     from ..evaluate import evaluate, read_task, write_records
     from ..evaluate.evaluation import default_sampling
+    from ..evaluate.harness import run_harness, task_name
     from ..evaluate.speed import measure_speed
-    from ..evaluate.tasks import RESTAURANT
+    from ..evaluate.tasks import RESTAURANT, name_of, require_distinct
     from ..files import write_json
     from .loading import load_with_adapter
     from .output import console, show_json, show_table
@@ -82,25 +83,22 @@ def run(
     asked = [task.strip() for task in (tasks or "").split(",") if task.strip()]
     if not asked and not speed and document is None:
         raise ForewordError("eval needs --tasks, --speed or --document")
+    own = [task for task in asked if (task.endswith(DATA) and "@" not in task) or task == RESTAURANT]
+    others = [task for task in asked if task not in own]
+    require_distinct([*map(name_of, own), *map(task_name, others)])
     network, tokenizer = load_with_adapter(model, adapter, dtype)
     given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     chosen = {name: value for name, value in given.items() if value is not None}
-    own = [task for task in asked if (task.endswith(DATA) and "@" not in task) or task == RESTAURANT]
     results = []
     for path in own:
         task = read_task(path).limited(limit, seed)
         sampling = replace(default_sampling(task.kind, protocol), batch_size=batch_size, seed=seed, **chosen)
         results.append(evaluate(network, tokenizer, task, protocol=protocol, sampling=sampling, batch_size=batch_size))
-    others = [task for task in asked if task not in own]
     if others:
-        from ..evaluate.harness import run_harness
-
         results += run_harness(
             network, tokenizer, others, num_fewshot=num_fewshot, limit=limit, batch_size=batch_size, chat=chat
         )
-    names = [result.task for result in results]
-    if len(set(names)) < len(names):
-        raise ForewordError(f"two of the tasks have one name ({', '.join(names)}); rename a file")
+        require_distinct([result.task for result in results])  # YAML files say theirs only now
     summary: dict[str, Any] = {"model": network.config.name_or_path, "adapter": adapter}
     summary["results"] = [result.to_dict() for result in results]
     if speed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import sys
 import time
@@ -101,7 +102,8 @@ def try_rate(
             result = train(network, tokenizer, chosen, parts.train, settings, eval_data=parts.dev)
         except Diverged:
             return {"loss": None}
-        return {"loss": [line["eval_loss"] for line in result.history if "eval_loss" in line][-1]}
+        loss = [line["eval_loss"] for line in result.history if "eval_loss" in line][-1]
+        return {"loss": loss if math.isfinite(loss) else None}
 
 
 def _settings(

@@ -11,6 +11,7 @@ import torch
 
 from ..base import text_base
 from ..cells import Backend, Cell, Outcome, failures, run_cells, stored
+from ..errors import ForewordError
 from ..files import write_json, write_text
 from ..space import own_rate
 from .budget import sized
@@ -48,12 +49,12 @@ def compare(
         What results.json holds: `table`, `statements`, `learning_rates`, `cost`, `failed`.
 
     Raises:
-        ForewordError: a method can't be sized for the budget, or another run works on `output`.
+        ForewordError: a method can't be sized for the budget, two runs would have one name, or another run works on
+            `output`.
     """
     folder = Path(output)
     if workers is None and backend == "processes" and torch.accelerator.is_available():
         workers = 1  # all would share it
-    write_text(folder / "study.yaml", study.source)
     entries = _entries(study)
 
     def run(cells: list[Cell], description: str, later: Sequence[Cell] = ()) -> list[Outcome]:
@@ -89,6 +90,7 @@ def compare(
         "learning_rates": sweep_rows,
         "failed": failures([*attempts, *outcomes]),
     }
+    write_text(folder / "study.yaml", study.source)
     write_json(folder / "results.json", result)
     write_json(folder / "cells.json", rows)
     write_page(result, outcomes, study, folder / "report.html")
@@ -96,7 +98,10 @@ def compare(
 
 
 def cells_of(study: Study, entries: Sequence[Entry], rates: Rates) -> list[Cell]:
-    """The cells, seed by seed, so that a study that is looked at early has whole comparisons."""
+    """The cells, seed by seed, so that a study that is looked at early has whole comparisons.
+
+    Raises `ForewordError` where two would have one name.
+    """
     cells: dict[str, Cell] = {}
     for seed, length, fraction, task, entry in product(
         study.seeds, study.lengths, study.fractions, study.tasks, entries
@@ -117,7 +122,12 @@ def cells_of(study: Study, entries: Sequence[Entry], rates: Rates) -> list[Cell]
             arguments |= {"fraction": 1.0, "seed": 0, "training": {}, "length": list(study.lengths[0])}
             name = file_name(task.name, entry.name)
         cost = study.cost(task, fraction, length)
-        cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=cost))
+        cell = cells.setdefault(name, Cell(name, run_cell, arguments, folder=True, cost=cost))
+        if cell.arguments != arguments:
+            raise ForewordError(
+                f"two runs would share the files {name}: rename a task or a method, or choose fractions and lengths "
+                "that differ in their first six digits"
+            )
     return list(cells.values())
 
 

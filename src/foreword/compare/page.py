@@ -10,8 +10,8 @@ from typing import Any
 
 from ..cells import Outcome
 from ..report import Report
-from .study import Study
-from .summary import Row, place, spelled
+from .study import Length, Study
+from .summary import Row, place
 
 MAPS = 12  # heat maps that a report shows at most
 
@@ -44,13 +44,13 @@ def _subtitle(study: Study) -> str:
     budget = (
         "each method at its own size" if study.parameters is None else f"up to {study.parameters:,} parameters each"
     )
-    lengths = " and ".join(spelled(str(length)) for length in study.lengths)
+    lengths = " and ".join(length.words for length in study.lengths)
     return f"{study.model}, {budget}, {lengths} of training, {len(study.seeds)} seeds"
 
 
 def _scores(report: Report, table: list[Row], found: list[dict[str, Any]], study: Study) -> None:
     report.section("Which method")
-    interval = "Intervals are 95 %, under resampling of seeds and test examples."
+    interval = "Intervals are 95 %, over seeds and test examples."
     for where, rows in _by_place(table, study):
         metric = rows[0]["metric"]
         for measure, axis in (("trainable", "trainable parameters"), ("train_seconds", "seconds of training")):
@@ -93,7 +93,7 @@ def _scores(report: Report, table: list[Row], found: list[dict[str, Any]], study
                 }
                 for one in found
             ],
-            note="Paired bootstrap over seeds and test examples. p (Holm) is adjusted for all pairs of this table.",
+            note="Paired t-tests over seeds and test examples. p (Holm) is adjusted for all pairs of this table.",
         )
 
 
@@ -103,7 +103,7 @@ def _data_curves(report: Report, table: list[Row], study: Study) -> None:
         return
     report.section("How much data")
     for length in study.lengths:
-        words = spelled(str(length))
+        words = length.words
         note = f"{words} at every share." if length.unit != "epochs" else f"{words}: fewer steps at a smaller share."
         for test in dict.fromkeys(row["test"] for row in table):
             rows = [row for row in table if row["test"] == test and row["length"] == str(length) and row["steps"] > 0]
@@ -125,7 +125,7 @@ def _losses(report: Report, outcomes: Sequence[Outcome], study: Study) -> None:
             continue
         title = f"{arguments['task']['name']}: loss"
         if len(study.lengths) > 1:
-            title += f", {spelled(''.join(map(str, arguments['length'])))}"
+            title += f", {Length(*arguments['length']).words}"
         steps = groups.setdefault(title, {}).setdefault(arguments["entry"], {})
         for step, loss in outcome.result["losses"]:
             steps.setdefault(step, []).append(loss)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ForewordError
-from ..train import Training
+from ..train import Training, check_trainer_settings
 from .entries import Entry, read_entry
 from .fields import Fields, is_count, is_positive, list_of, read_yaml
 from .names import file_name
@@ -45,6 +45,11 @@ class Length(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.unit}{self.amount:g}"
+
+    @property
+    def words(self) -> str:
+        """ "100 steps"."""
+        return f"{self.amount:g} {self.unit}"
 
 
 @dataclass(frozen=True)
@@ -179,14 +184,15 @@ def _seeds(fields: Fields) -> tuple[int, ...]:
 
 
 def _lengths(fields: Fields) -> tuple[Length, ...]:
-    wanted = "a list of {steps: n}, {epochs: n} or {seconds: n}"
+    wanted = "a list of {steps: n}, {epochs: x} or {seconds: x}, n a positive integer and x a positive number"
     listed = fields.take("train_for", list_of(lambda v: isinstance(v, dict) and len(v) == 1), wanted, [{"epochs": 3}])
     lengths = []
     for one in listed:
         ((unit, amount),) = one.items()
-        if unit not in ("steps", "epochs", "seconds") or not is_positive(amount):
+        fits = is_count if unit == "steps" else is_positive
+        if unit not in ("steps", "epochs", "seconds") or not fits(amount):
             raise fields.error("train_for", wanted)
-        lengths.append(Length(unit, int(amount) if unit == "steps" else float(amount)))
+        lengths.append(Length(unit, amount if unit == "steps" else float(amount)))
     return tuple(lengths)
 
 
@@ -218,12 +224,15 @@ def _training(fields: Fields) -> dict[str, Any]:
     for name in inner.values:
         if name in OWN:
             raise ForewordError(f"{inner.place(name)} is set by the study: see methods, seeds and train_for")
+        if name == "early_stopping_patience":
+            raise ForewordError(f"{inner.place(name)} needs held-out rows, and a study's runs have none: leave it out")
         if name not in defaults:
             raise ForewordError(f"{inner.where} has no field {name!r}; it has {', '.join(sorted(defaults))}")
         kind = type(defaults[name])
         fitting = (int, float) if kind is float else kind
         if kind in (bool, int, float, str) and not isinstance(inner.values[name], fitting):
             raise inner.error(name, f"of type {kind.__name__}")
+    check_trainer_settings(inner.values.get("trainer", {}), inner.place("trainer"))
     return inner.values
 
 

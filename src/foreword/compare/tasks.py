@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,21 +116,23 @@ def _digest(paths: list[str]) -> str:
 def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0, *, templated: bool = True) -> Parts:
     """The data of a cell; the built-in task in messages where the model is `templated`, else in plain strings.
 
-    The rows held out for tests and learning rates are the same in every cell. The training rows of a fraction are the
-    first of an order that `seed` draws: those of 10 % are among those of 30 %, and every method gets the same.
+    The rows held out for tests and learning rates, conversations with all of their turns, are the same in every cell.
+    The training rows of a fraction are the first of an order that `seed` draws: those of 10 % are among those of 30 %,
+    and every method gets the same.
 
     Raises:
         ForewordError: the file has too few rows, or can't be read.
     """
     pool = _pool(spec, templated)
+    rows = list(dict.fromkeys(_rows(pool)))  # first those held out for learning rates, then for tests
     held_out = spec.dev_size + (spec.test_size if "" in spec.tests.values() and spec.train else 0)
-    if len(pool) <= held_out:
-        raise ForewordError(f"task {spec.name}: {spec.train} has {len(pool)} rows, and {held_out} are held out")
-    dev, rest = pool.select(range(spec.dev_size)), _others(pool, held_out)
+    if len(rows) <= held_out:
+        raise ForewordError(f"task {spec.name}: {spec.train} has {len(rows)} rows, and {held_out} are held out")
+    dev, rest = _with_rows(pool, rows[: spec.dev_size]), _with_rows(pool, rows[held_out:])
     rest = rest.select(range(min(spec.train_size or len(rest), len(rest))))
     order = list(range(len(rest)))
     random.Random(seed).shuffle(order)
-    train = rest.select(order[: math.ceil(fraction * len(rest))])
+    train = rest.select(order[: math.ceil(Fraction(str(fraction)) * len(rest))])
     tests = {}
     for name, file in spec.tests.items():
         if file:
@@ -138,8 +141,8 @@ def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0, *, template
             test = Task(name, "restaurant", [dict(row) for row in restaurants("test", spec.test_size, chat=templated)])
         else:
             test = read_task(spec.train, chat=spec.chat or None, name=name)
-            rows = set(pool.select(range(spec.dev_size, held_out))["row"])
-            test = Task(name, test.kind, [example for example in test.examples if example["row"] in rows])
+            for_test = set(rows[spec.dev_size : held_out])
+            test = Task(name, test.kind, [example for example in test.examples if example["row"] in for_test])
         tests[name] = _relabelled(test, spec.labels, pool)
     if spec.labels and "choices" not in pool.column_names:
         raise ForewordError(f"task {spec.name}: {spec.train} has no labels to give words to")
@@ -149,19 +152,21 @@ def load_parts(spec: TaskSpec, fraction: float = 1.0, seed: int = 0, *, template
 
 
 def _pool(spec: TaskSpec, templated: bool) -> Dataset:
-    """The training rows in an order of their own: first those held out for learning rates, then for tests."""
+    """The training examples in an order of their own."""
     if spec.train is None:
         return restaurants("train", (spec.train_size or 400) + spec.dev_size, chat=templated)
     return load(spec.train, chat=spec.chat or None).shuffle(seed=0)
 
 
-def _others(pool: Dataset, held_out: int) -> Dataset:
-    """The examples that are not held out, nor other turns of a conversation of which one is."""
-    rest = pool.select(range(held_out, len(pool)))
-    if "row" not in pool.column_names:
-        return rest
-    rows = set(pool.select(range(held_out))["row"])
-    return rest.select([index for index, row in enumerate(rest["row"]) if row not in rows])
+def _rows(pool: Dataset) -> list[int]:
+    """The row of each example; the turns of a conversation have one."""
+    return list(pool["row"]) if "row" in pool.column_names else list(range(len(pool)))
+
+
+def _with_rows(pool: Dataset, rows: Sequence[int]) -> Dataset:
+    """The examples of some rows, in the order of `pool`."""
+    chosen = set(rows)
+    return pool.select([index for index, row in enumerate(_rows(pool)) if row in chosen])
 
 
 def _relabelled(test: Task, words: Mapping[str, str], pool: Dataset) -> Task:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ForewordError
@@ -41,8 +42,9 @@ def to_text(example: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") ->
     """The prompt as the model reads it, and the completion that the loss is on, both as strings.
 
     Plain strings stay as they are (the trainer adds the end-of-text token), and plain text is all completion.
-    Messages go through the tokenizer's chat template, the prompt up to where the assistant's turn opens. An
-    example without a completion gives "" for it.
+    Messages go through the tokenizer's chat template, the prompt up to where the assistant's turn opens. Where the
+    template opens it with what a finished turn lacks ("<think>"), the prompt of an example with a completion ends
+    before that: both together are the conversation. An example without a completion gives "" for it.
 
     Raises:
         ForewordError: where messages meet a tokenizer without a chat template, or a template refuses them.
@@ -54,7 +56,8 @@ def to_text(example: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") ->
     if completion is None:
         return opened, ""
     whole = _render(prompt + completion, tokenizer, add_generation_prompt=False)
-    return opened, whole.removeprefix(opened)
+    begun = len([*takewhile(lambda pair: pair[0] == pair[1], zip(opened, whole, strict=False))])
+    return whole[:begun], whole[begun:]
 
 
 def _render(

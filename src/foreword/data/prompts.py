@@ -9,22 +9,24 @@ from .reading import Row, read
 Prompt = str | list[dict[str, str]]
 
 
-def read_prompts(path: str | Path) -> list[tuple[dict[str, Any], Prompt]]:
+def read_prompts(path: str | Path, *, chat: bool = False) -> list[tuple[dict[str, Any], Prompt]]:
     """The rows of a file with the prompt of each.
 
     A row has `prompt` (a string or a list of messages), `messages`, or Alpaca's `instruction` with or without `input`;
-    of messages that end in an assistant turn, the prompt is what comes before that turn.
+    of messages that end in an assistant turn, the prompt is what comes before that turn. `chat` makes messages of
+    strings.
 
     Raises:
         ForewordError: names the file and row without any of these, or with an empty one.
     """
-    return [(row.fields, _prompt(row)) for row in read(path)]
+    return [(row.fields, _prompt(row, chat)) for row in read(path)]
 
 
-def _prompt(row: Row) -> Prompt:
+def _prompt(row: Row, chat: bool) -> Prompt:
     fields = row.fields
     if isinstance(fields.get("prompt"), str):
-        return row.text("prompt")
+        text = row.text("prompt")
+        return [message("user", text)] if chat else text
     for name in ("prompt", "messages"):
         if name in fields:
             turns = conversation(row, name)
@@ -34,6 +36,6 @@ def _prompt(row: Row) -> Prompt:
             return prompt
     if "instruction" in fields:
         given = row.text("input", required=False)
-        text = row.text("instruction") + (f"\n\n{given}" if given else "")
-        return [*system(row), message("user", text)]
+        question = row.text("instruction") + (f"\n\n{given}" if given else "")
+        return [*system(row), message("user", question)]
     raise row.error("the row has no prompt; it needs the field 'prompt', 'messages' or 'instruction'")

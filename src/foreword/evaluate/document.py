@@ -30,6 +30,7 @@ from ..model.host import host_of, host_on, host_with
 from ..serve.text import end_ids
 from .answers import exact, f1
 from .intervals import ratio
+from .likelihood import finite
 
 HELD_OUT = 2**20  # added to the seed of self-study: other chunks, other questions
 
@@ -144,7 +145,7 @@ def evaluate_document(
         second after it, and bytes of keys and values at that time.
 
     Raises:
-        ForewordError: there are no questions, or none fits the model's context.
+        ForewordError: there are no questions, one doesn't fit the model's context, or a log-likelihood is NaN.
     """
     if not questions:
         raise ForewordError("there are no questions to ask")
@@ -201,12 +202,14 @@ def _answers(
     """The row of one arm, and the log-likelihood of the answer to each question."""
     prompts = [dialogue.ids(question.prompt, text=arm.text) for question in questions]
     wholes = [dialogue.ids(question.prompt, question.answer, text=arm.text) for question in questions]
-    shared = min(common_start([*prompts, *wholes]), min(map(len, prompts)) - 1)
+    shared = max(0, common_start([*prompts, *wholes]) - 1)  # one token is left to say what comes next
     cache = _prefilled(model, prompts[0][:shared])
     logliks, tokens, said = [], 0, []
-    for question, prompt, whole in _progress(list(zip(questions, prompts, wholes, strict=True)), arm.name):
+    asked = list(enumerate(zip(questions, prompts, wholes, strict=True), 1))
+    for number, (question, prompt, whole) in _progress(asked, arm.name):
         answer = len(whole) - common_start([prompt, whole])
-        logliks.append(_loglikelihood(model, whole[shared:], answer, copy.deepcopy(cache)))
+        score = _loglikelihood(model, whole[shared:], answer, copy.deepcopy(cache))
+        logliks.append(finite(score, f"the answer to question {number} from {arm.name}"))
         tokens += answer
         if question.given:
             ids, _, _ = greedy(model, prompt[shared:], copy.deepcopy(cache), new, ends)
@@ -215,7 +218,8 @@ def _answers(
     times = []
     for prompt in prompts[:timed]:
         fresh = DynamicCache(config=model.config)
-        times.append((*greedy(model, prompt, fresh, new, frozenset())[1:], cache_bytes(fresh)))
+        _, first, rest = greedy(model, prompt, fresh, new, frozenset())
+        times.append((first, rest, cache_bytes(fresh)))
     stored = 0 if arm.adapter is None else host_with(model, arm.adapter).require(arm.adapter).num_stored
     row = {
         "context": arm.name,

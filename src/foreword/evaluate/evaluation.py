@@ -52,7 +52,7 @@ class Result:
             "metric": self.metric,
             "examples": len(self.records),
             "scores": {
-                name: [None if math.isnan(number) else number for number in interval]
+                name: [number if math.isfinite(number) else None for number in interval]
                 for name, interval in self.scores.items()
             },
             "seconds": round(self.seconds, 2),
@@ -77,7 +77,8 @@ def evaluate(
         batch_size: rows of a batch in scoring.
 
     Raises:
-        ForewordError: a library of the extra `eval` is missing, or an example can't be scored.
+        ForewordError: a library of the extra `eval` is missing, or an example can't be scored, as with an adapter that
+            has diverged.
     """
     if protocol not in ("likelihood", "generation"):
         raise ForewordError(f"unknown protocol {protocol!r}: likelihood or generation")
@@ -132,5 +133,5 @@ def score_restaurants(
 
 def write_records(result: Result, folder: str | Path) -> Path:
     """Write the records as JSONL to `folder`/<task>.jsonl."""
-    lines = [json.dumps(record, ensure_ascii=False) for record in result.records]
+    lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) for record in result.records]
     return write_text(Path(folder) / f"{result.task}.jsonl", "\n".join(lines) + "\n")

@@ -20,6 +20,7 @@ from ..errors import ForewordError
 from ..model.host import host_on
 from .evaluation import Result
 from .intervals import Z95, Interval
+from .tasks import require_distinct
 
 
 def run_harness(
@@ -47,9 +48,10 @@ def run_harness(
         NaN where it gives none.
 
     Raises:
-        ForewordError: lm-eval is not installed, has no such task, or can't load its documents; or the adapter's gates
-            read the prompt (unipelt).
+        ForewordError: lm-eval is not installed, has no such task, or can't load its documents; two tasks have one name;
+            the adapter's gates read the prompt (unipelt); or a document's score is not finite.
     """
+    require_distinct([task_name(task) for task in tasks])
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
@@ -79,6 +81,11 @@ def run_harness(
     assert found is not None  # None on the other ranks of a distributed run only
     seconds = (time.perf_counter() - started) / len(found["results"])
     return [_result(name, scores, found["samples"].get(name, []), seconds) for name, scores in found["results"].items()]
+
+
+def task_name(task: str) -> str:
+    """What results call a task; for a YAML file, which says it inside, its path."""
+    return task if _is_yaml(task) else task.partition("@")[0]
 
 
 def _require_no_prompt_gates(model: PreTrainedModel) -> None:
@@ -137,7 +144,12 @@ def _result(name: str, scores: dict[str, Any], samples: list[dict[str, Any]], se
         intervals[label] = Interval(float(value), float(value) - reach, float(value) + reach)
     if not intervals:
         raise ForewordError(f"lm-eval gave no number for {name}")
-    return Result(name, "lm-eval", next(iter(intervals)), intervals, [_record(sample) for sample in samples], seconds)
+    records = [_record(sample) for sample in samples]
+    for record in records:
+        numbers = [value for value in (*record["responses"], *record.values()) if isinstance(value, float)]
+        if not all(map(math.isfinite, numbers)):
+            raise ForewordError(f"{name}: a score of document {record['row']} is not finite; has the adapter diverged?")
+    return Result(name, "lm-eval", next(iter(intervals)), intervals, records, seconds)
 
 
 def _record(sample: dict[str, Any]) -> dict[str, Any]:

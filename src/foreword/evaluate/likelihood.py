@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,7 +56,8 @@ def loglikelihoods(
     share a batch, padded on the right, and logits are made only where a continuation is.
 
     Raises:
-        ForewordError: a continuation has no tokens, or a pair is longer than the positions of the model.
+        ForewordError: a continuation has no tokens, a pair is longer than the positions of the model, or a
+            log-likelihood is no finite number.
     """
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for number, pair in enumerate(pairs, 1):
@@ -73,8 +75,19 @@ def loglikelihoods(
         for (ids, start), logprobs in zip(batch, _logprobs(model, batch), strict=True):  # (n, V)
             for index in asking[ids, start]:
                 targets = torch.tensor(pairs[index].continuation, device=logprobs.device)
-                scores[index] = logprobs.gather(1, targets[:, None]).sum().item()
+                score = logprobs.gather(1, targets[:, None]).sum().item()
+                scores[index] = finite(score, f"pair {index + 1}")
     return scores
+
+
+def finite(score: float, what: str) -> float:
+    """`score`, the log-likelihood of `what`. Raises `ForewordError` where it is NaN or infinite."""
+    if not math.isfinite(score):
+        raise ForewordError(
+            f"the log-likelihood of {what} is {score}: the adapter has diverged or the dtype overflows; train at a "
+            "lower learning_rate, or choose another dtype"
+        )
+    return score
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +67,7 @@ def read_task(
         raise ForewordError(f"{path} holds plain text, which has no answers to score")
     kind: Kind = chosen if chosen in ("choices", "labels") else "generation"  # type: ignore[assignment]
     if "references" in rows[0].fields:
-        prompts = read_prompts(path)
+        prompts = read_prompts(path, chat=bool(chat))
         examples = [
             {"prompt": prompt, "references": _references(row), "row": row.number}
             for row, (_, prompt) in zip(rows, prompts, strict=True)
@@ -84,6 +84,13 @@ def name_of(path: str | Path) -> str:
     """What a task in a file is called: the file's name, and its folder's before one like "test"."""
     stem = Path(path).stem
     return f"{Path(path).absolute().parent.name}-{stem}" if stem in SPLITS else stem
+
+
+def require_distinct(names: Sequence[str]) -> None:
+    """Raise `ForewordError` where two tasks have one name: their records would have one file."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ForewordError(f"two of the tasks are called {name}; rename a file, or score one after the other")
 
 
 def _format_of(rows: list[Row]) -> str:

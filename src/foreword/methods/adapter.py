@@ -36,7 +36,8 @@ class SequentialAdapter(Method):
     + A(LN(s)), and LN once more. The `adapters` library has s ← s + A(s) in a pre-norm model. Trainable and stored:
     2·r·d + r + d an adapter.
 
-    Use it as the classical baseline. At equal size a parallel adapter is better.
+    Use it as the classical baseline. He et al. 2022 find a parallel adapter better at equal size; on this project's
+    demo task it was not (docs/learning-rates.md).
 
     Args:
         bottleneck: r.

@@ -35,8 +35,7 @@ class DeepPrompt(Method):
     learning_rate: ClassVar[float] = 1e-1
     citation: ClassVar[str] = (
         "Liu et al., P-Tuning v2: Prompt Tuning Can Be Comparable to Fine-tuning Universally Across Scales and Tasks, "
-        "ACL 2022; "
-        "Petrov et al., When Do Prompting and Prefix-Tuning Work?, ICLR 2024"
+        "ACL 2022; Petrov et al., When Do Prompting and Prefix-Tuning Work?, ICLR 2024"
     )
     size: ClassVar[str | None] = "length"
 

@@ -16,14 +16,14 @@ from .prefix_tuning import count_key_values
 @register
 @dataclass(frozen=True)
 class MultiheadAdapter(Method):
-    """A small network on each head's query, added to the head's output: prefix tuning with ReLU, apart from the
-    tokens' softmax.
+    """A small network on each head's query, added to the head's output: prefix tuning with ReLU and no softmax.
 
         o_h ← o_h + ReLU(a_h W_d^h) W_u^h,  a_h = x W_q^h,  W_d^h (D, r), W_u^h (r, D)
 
     Each head reads its own query, so that a layer has 2·r·d parameters as a parallel adapter has; a network of each
-    head on the whole x would have r·d·(H + 1). W_u = 0 at the start, from the unchanged model. Trainable and stored:
-    2·r·d an attention.
+    head on the whole x would have r·d·(H + 1). Free matrices start at W_u = 0, from the unchanged model; those of a
+    `reparam` start random, as in the released code, and change it. Stored: 2·r·d an attention. Trainable: as many, or
+    the numbers of the generator.
 
     Use it to compare prefix tuning with adapters: it differs from both in one thing. It trains less steadily than a
     parallel adapter.

@@ -38,7 +38,8 @@ class ParScale(Method):
     of P ≥ 2: P·2·L·l·d_kv + (P·d² + d) + (d·P + P).
 
     Use it where a small model must do more and its weights, not its arithmetic, are what the machine is short of. A
-    forward of P streams costs up to P forwards; at batch 1 with short text, decoding costs little more than one.
+    forward of P streams costs up to P forwards. Decoding at batch 1 on one CPU thread took 1.09 times the time of P = 1
+    with P = 2, and 1.61 times with P = 4 (docs/parscale.md).
 
     Args:
         streams: P, or several for a set each.

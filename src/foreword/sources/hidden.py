@@ -39,8 +39,7 @@ class Hidden:
             if not site.reads_layer_input:
                 raise ForewordError(
                     f"deep-prompt can't follow what {type(site.module).__name__} in layer {site.layer} reads: its "
-                    "input is "
-                    "neither the layer's input nor one norm of it"
+                    "input is neither the layer's input nor one norm of it"
                 )
         rows = start.hidden_states(sites, self.length) if self.init == "text" else None
         return None, {

@@ -42,15 +42,13 @@ class SoftPrompt:
         layout = start.layout
         if not layout.decoder_only:
             raise ForewordError(
-                f"prompt-tuning needs a causal language model; in {type(start.model).__name__} the prompt would "
-                "read the "
-                "text. Use prefix-tuning or deep-prompt"
+                f"prompt-tuning needs a causal language model; in {type(start.model).__name__} the prompt would read "
+                "the text. Use prefix-tuning or deep-prompt"
             )
         if layout.stateful:
             raise ForewordError(
                 f"prompt-tuning can't steer {type(start.model).__name__}: some of its layers would read the prompt "
-                "through a "
-                "recurrent state. Use prefix-tuning"
+                "through a recurrent state. Use prefix-tuning"
             )
         stack = layout.stacks[0]
         if self.init == "text":
@@ -71,10 +69,7 @@ class PromptForward(nn.Module):
         super().__init__()
         self.rows = nn.Parameter(full_precision(rows.detach()).clone())
         self.register_buffer("positions", torch.arange(len(rows)) if positions is None else positions, persistent=False)
-        self._frozen = (
-            stack,
-            sites,
-        )  # in a tuple, so that the model is not registered as a child of its own adapter
+        self._frozen = (stack, sites)  # a tuple, so that the model is not registered as a child of its own adapter
 
     def forward(self) -> dict[str, KeyValue]:
         stack, sites = self._frozen

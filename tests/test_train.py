@@ -20,7 +20,7 @@ import foreword.train as module
 import tiny
 from foreword.space import resolve
 from foreword.train import Training, last_checkpoint, train
-from foreword.trainer import Diverged
+from foreword.trainer import AdapterTrainer, Diverged
 
 METHOD = fw.PrefixTuning(length=4, dropout=0.1)  # dropout, so that random numbers matter
 
@@ -251,15 +251,14 @@ def test_a_held_out_loss_that_is_no_number_stops_the_run(tmp_path):
 
 def test_the_batch_that_is_no_number_is_named(tmp_path, monkeypatch):
     """Found when the step is logged, two batches and a step later."""
-    import foreword.trainer as module
+    completion_loss = AdapterTrainer.objective
 
     def loss_of(model, inputs, num_items):
         loss, outputs = completion_loss(model, inputs, num_items)
         poisoned = (inputs["input_ids"] == tiny.tokenizer()("Z")["input_ids"][0]).any()
         return loss * (torch.nan if poisoned else 1), outputs
 
-    completion_loss = module.completion_loss
-    monkeypatch.setattr(module, "completion_loss", loss_of)
+    monkeypatch.setattr(AdapterTrainer, "objective", staticmethod(loss_of))
     rows = Dataset.from_list([{"prompt": f"{'Z' if i == 13 else 'ok'} {i}:", "completion": " x"} for i in range(24)])
     changes = {"gradient_accumulation_steps": 2, "logging_steps": 3, "max_steps": 3, "per_device_train_batch_size": 1}
     chosen = settings(tmp_path, trainer={"shuffle_dataset": False, "train_sampling_strategy": "sequential"}, **changes)

@@ -27,13 +27,15 @@ class Diverged(ForewordError):
 class AdapterTrainer(SFTTrainer):
     """SFTTrainer whose checkpoints hold the adapter instead of the model. It stops where numbers are not finite."""
 
+    objective = staticmethod(completion_loss)
+
     def __init__(self, *args: Any, adapter: Adapter, **kwargs: Any) -> None:
         self.adapter = adapter
         self._recent: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # not looked at: step, loss, first token ids
         super().__init__(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss, outputs = completion_loss(model, inputs, num_items_in_batch)
+        loss, outputs = self.objective(model, inputs, num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # N counts the tokens of all, and gradients are averaged
         return (loss, outputs) if return_outputs else loss

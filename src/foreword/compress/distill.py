@@ -23,16 +23,14 @@ UNTOUCHED = {"remove_unused_columns": False, "dataset_kwargs": {"skip_prepare_da
 class DistillationTrainer(AdapterTrainer):
     """A trainer of conversations, for which the rows of its dataset are numbers."""
 
+    objective = staticmethod(distillation_loss)
+
     def __init__(self, *args: Any, conversations: Conversations, **kwargs: Any) -> None:
         self._conversations = conversations
         super().__init__(*args, data_collator=self._collate, **kwargs)
 
     def _collate(self, rows: Sequence[dict[str, int]]) -> dict[str, Tensor]:
         return collate([self._conversations[row["number"]] for row in rows], self.processing_class.pad_token_id or 0)
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss, outputs = distillation_loss(model, inputs, num_items_in_batch)
-        return (loss, outputs) if return_outputs else loss
 
 
 def distill(

@@ -33,10 +33,12 @@ class UniPELT(Method):
         γ = mean_t σ(x_t w + b);  P_k, P_v ← γ·(P_k, P_v);  h ← h + γ·A(h);  y = x W + γ·(x Aᵀ Bᵀ)
 
     A gate a layer and a part (queries and values of LoRA have one each), computed from the prompt without its padding
-    and held while the answer is generated. In training the prompt ends where the labels begin; without labels all
-    tokens that the model is given are the prompt. γ takes the place of LoRA's α/r. A closed gate does not remove the
-    prefix: K = V = 0 still takes softmax mass. The gates start near ½, so step 0 is not the base. Every part is
-    stored; LoRA can't be folded behind a gate.
+    and held while the answer is generated. In training the prompt ends where the labels begin, or where
+    `foreword.known_prompt` says; a decoder refuses to learn without either, since the gates would see the answer.
+    Elsewhere all tokens that the model is given are the prompt. γ takes the place of LoRA's α/r. A closed gate does
+    not remove the prefix: K = V = 0 still takes softmax mass. The gates start near ½, so step 0 is not the base. The
+    prefix starts from a text as `prefix-tuning`'s does (the authors': from N(0, 0.02²)). Every part is stored; LoRA
+    can't be folded behind a gate.
 
     Use it as a baseline for compositions.
 

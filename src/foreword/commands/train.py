@@ -21,7 +21,7 @@ def run(
     Examples:
         foreword train tickets.jsonl --output_dir out/support
         foreword train tickets.jsonl --output_dir out/support --method zero-init --method.length 10 --num_train_epochs 5
-        foreword train --config run.yaml --resume_from_checkpoint
+        foreword train tickets.jsonl --config run.yaml --resume_from_checkpoint
 
     Args:
         data: JSONL, JSON, CSV or Parquet with messages, prompt/completion, Alpaca, ShareGPT, choices, labels or text.

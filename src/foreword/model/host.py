@@ -178,7 +178,7 @@ class Host(nn.Module):
         if training and any(map(is_reentrant, (stack, self.model.get_submodule(self.layout.layers[0])))):
             raise ForewordError(
                 "gradient checkpointing with use_reentrant=True loses gradients of adapters; enable it with "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}"
+                "use_reentrant=False, the default"
             )
         prompt = None
         if "input_features" not in arguments and self._reads_prompt(names):

@@ -303,9 +303,12 @@ def call_rotary(rotary: Call, hidden: Tensor, positions: Tensor) -> Any:
 def is_table(rotary: Call) -> bool:
     """Whether a rotary embedding is looked up by index, so that −1 is its last entry and no turn back.
 
-    cos(−θ) = cos(θ) and sin(−θ) = −sin(θ), in whatever order and form a model keeps them.
+    cos(−θ) = cos(θ) and sin(−θ) = −sin(θ), in whatever order and form a model keeps them. A model on the meta device,
+    which has no values, is taken for one that rotates.
     """
     hidden = next(value for value in tensors_in(rotary.arguments) if value.is_floating_point())
+    if hidden.is_meta:
+        return False
     back, on = (
         [torch.view_as_real(turn) if turn.is_complex() else turn for turn in tensors_in(turns)]
         for turns in (call_rotary(rotary, hidden, torch.full((1, 1), at, device=hidden.device)) for at in (-1, 1))

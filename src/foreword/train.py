@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,8 +234,8 @@ def _trained(
     with arguments.main_process_first(local=False):  # what it removes, the others don't find
         checkpoint = _checkpoint_to_resume(settings)
     frozen = FrozenLayers(adapter, int(settings.cache_frozen * 2**30)) if settings.cache_frozen else None
-    stopwatch = Stopwatch(checkpoint)
-    callbacks: list[TrainerCallback] = [ProgressBar(), stopwatch, LineAtCheckpoint()]
+    stopwatch, bar = Stopwatch(checkpoint), ProgressBar()
+    callbacks: list[TrainerCallback] = [bar, stopwatch, LineAtCheckpoint()]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping_patience))
     with _quiet_datasets():
@@ -253,7 +253,7 @@ def _trained(
         "eval": 0 if eval_data is None else _count("held-out", eval_data, trainer.eval_dataset, arguments),
     }
     trainer.remove_callback(PrinterCallback if arguments.disable_tqdm else ProgressCallback)
-    with nullcontext() if frozen is None else frozen.remember():
+    with closing(bar), nullcontext() if frozen is None else frozen.remember():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = stopwatch.seconds
     trainer.require_finite()

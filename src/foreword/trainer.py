@@ -123,12 +123,14 @@ class LineAtCheckpoint(TrainerCallback):
 
 
 class ProgressBar(TrainerCallback):
-    """A bar with the loss and the time left, on a terminal only."""
+    """A bar with the loss and the time left, on a terminal only. `close` takes it away, however training ends."""
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def __init__(self) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
         console = Console(stderr=True)
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+    def on_train_begin(self, args, state, control, **kwargs):
         self.progress.start()
         self.task = self.progress.add_task("", total=state.max_steps, completed=state.global_step, loss="")
 
@@ -139,5 +141,5 @@ class ProgressBar(TrainerCallback):
         if "loss" in (logs or {}):
             self.progress.update(self.task, loss=f"loss {logs['loss']:.3f}")
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def close(self) -> None:
         self.progress.stop()

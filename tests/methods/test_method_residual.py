@@ -61,7 +61,7 @@ def test_what_they_read(name):
 
 
 def test_where_they_have_no_place():
-    with pytest.raises(fw.ForewordError, match="does not embed positions"):
+    with pytest.raises(fw.ForewordError, match="has no table of positions"):
         fw.attach(zoo.make("llama"), fw.Point(fw.sources.Direct(4), fw.combines.Joint(), text_positions="after"))
     with pytest.raises(fw.ForewordError, match="activation must be one of"):
         fw.ParallelAdapter(activation="elu")

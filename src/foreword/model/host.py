@@ -17,6 +17,7 @@ from ..errors import ForewordError
 from .frames import alone, current, is_reentrant, watch, watch_head
 from .layout import Layout, by_name
 from .peft_layers import peft_parameters
+from .positions import moved, positions_of, shift_of
 from .prompt import prompt_of, require_known, watch_labels
 from .stream_part import StreamPart
 from .streams import Sets, Streams, indices, read_streams, set_name, tile
@@ -175,17 +176,9 @@ class Host(nn.Module):
             return None
         cache = arguments.get("cache", arguments.get("past_key_values"))
         training = stack.training and torch.is_grad_enabled()
-        if training and any(map(is_reentrant, (stack, self.model.get_submodule(self.layout.layers[0])))):
-            raise ForewordError(
-                "gradient checkpointing with use_reentrant=True loses gradients of adapters; enable it with "
-                "use_reentrant=False, the default"
-            )
-        prompt = None
-        if "input_features" not in arguments and self._reads_prompt(names):
-            is_target = stack not in self.layout.encoders
-            if training and is_target and (self.layout.decoder_only or self.layout.encoders):
-                require_known()
-            prompt = prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, is_target)
+        if training:
+            self._require_gradients(stack)
+        prompt = self._prompt(stack, names, arguments, batch, length, training)
         streams = self._streams(names, cache, training)
         if streams is not None:
             tiling = streams.tiling
@@ -202,8 +195,8 @@ class Host(nn.Module):
             install(implementation_of(stack))
         arguments["foreword"] = plan
         if self.layout.decoder_only:
-            shifts = {name: _shift(own) for name, own in parts.items()}
-            position_ids = self._positions(arguments, cache, rows, shifts, batch, length)
+            shifts = {name: shift_of(own) for name, own in parts.items()}
+            position_ids = positions_of(arguments, cache, rows, shifts, batch, length, self.model.device)
             if position_ids is not None:
                 arguments["position_ids"] = position_ids
         return (), arguments
@@ -225,8 +218,8 @@ class Host(nn.Module):
         frame = current()
         if frame is None:
             return None
-        shifts = {name: _shift(self.adapters[name].parts) for name in frame.plan.rows}
-        return (_moved(args[0], frame.batch, frame.plan.rows, shifts),) if any(shifts.values()) else None
+        shifts = {name: shift_of(self.adapters[name].parts) for name in frame.plan.rows}
+        return (moved(args[0], frame.batch, frame.plan.rows, shifts),) if any(shifts.values()) else None
 
     def reorder_cache(self, cache: Any, beam_idx: Tensor) -> Any:
         """What `generate` calls as `model._reorder_cache`: row b of the user's takes the place that beam_idx[b] had."""
@@ -244,8 +237,25 @@ class Host(nn.Module):
         every = tuple(name for name in names for _ in range(batch // len(names)))  # beams of a row stand side by side
         return every if any(every) else None
 
-    def _reads_prompt(self, names: Names) -> bool:
-        return any(part.reads_prompt for name in {*names} - {None} for part in self.adapters[name].parts)
+    def _require_gradients(self, stack: nn.Module) -> None:
+        """Raise `ForewordError` where gradients would not reach what layers share or hand on."""
+        if any(map(is_reentrant, (stack, self.model.get_submodule(self.layout.layers[0])))):
+            raise ForewordError(
+                "gradient checkpointing with use_reentrant=True loses gradients of adapters; enable it with "
+                "use_reentrant=False, the default"
+            )
+
+    def _prompt(
+        self, stack: nn.Module, names: Names, arguments: dict[str, Any], batch: int, length: int, training: bool
+    ) -> Tensor | None:
+        """The prompt (B, T) from which gates are computed; None where no row's adapter asks for it."""
+        asks = any(part.reads_prompt for name in {*names} - {None} for part in self.adapters[name].parts)
+        if not asks or "input_features" in arguments:
+            return None
+        is_target = stack not in self.layout.encoders
+        if training and is_target and (self.layout.decoder_only or self.layout.encoders):
+            require_known()
+        return prompt_of(arguments.get("attention_mask"), batch, length, self.model.device, is_target)
 
     def _streams(self, names: Names, cache: Any, training: bool) -> Streams | None:
         """The parallel streams of rows that read the adapters `names`; None where each row has one."""
@@ -289,30 +299,6 @@ class Host(nn.Module):
             self._memories[cache] = {}
         return self._memories.setdefault(cache, {})
 
-    def _positions(
-        self,
-        arguments: dict[str, Any],
-        cache: Any,
-        rows: dict[str, Tensor | None],
-        shifts: dict[str, int],
-        batch: int,
-        length: int,
-    ) -> Tensor | None:
-        """Position ids (B, T) that count from each row's first real token, plus the shift of its adapter.
-
-        None where the model's own are right. `generate` passes the same ids; a plain forward with left padding doesn't.
-        """
-        positions = arguments.get("position_ids")
-        mask = arguments.get("attention_mask")
-        if positions is None and isinstance(mask, Tensor) and mask.dim() == 2:
-            positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        if not any(shifts.values()):
-            return positions
-        if positions is None:
-            past = 0 if cache is None else int(cache.get_seq_length())
-            positions = torch.arange(past, past + length, device=self.model.device)[None]
-        return _moved(positions, batch, rows, shifts)
-
 
 def host_of(model: PreTrainedModel) -> Host:
     """The host on a model, made on first use. Raises `ForewordError` where the model can't be served."""
@@ -352,22 +338,6 @@ def host_with(model: PreTrainedModel, name: str) -> Host:
         raise ForewordError(f"the model has no adapter {name!r}; it has none")
     host.require(name)
     return host
-
-
-def _shift(parts: list[Part | None]) -> int:
-    """By how many positions the parts of an adapter move the text."""
-    return sum(part.shift for part in parts if part is not None)
-
-
-def _moved(positions: Tensor, batch: int, rows: dict[str, Tensor | None], shifts: dict[str, int]) -> Tensor:
-    """Positions (1 | B, T) plus the shift of what each row reads, (B, T)."""
-    positions = positions.expand(batch, -1).clone()
-    for name, own in rows.items():
-        if own is None:
-            positions += shifts[name]
-        else:
-            positions[own] += shifts[name]
-    return positions
 
 
 def _share(part: Part | None, plan: Plan) -> Any:

@@ -87,7 +87,7 @@ def states_of(adapter: Adapter) -> dict[Site, KeyValue]:
     for site in every:
         pairs = [part.modules[site].source(site, own) for part, own in zip(adapter.parts, shared, strict=True)]
         key, value = (torch.cat(state, dim=1) for state in zip(*pairs, strict=True))
-        states[site] = (rotate(site, key, key.shape[1]) if layout.rotates else key, value)
+        states[site] = (rotate(site, key, key.shape[1]), value)
     return states
 
 

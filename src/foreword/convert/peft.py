@@ -196,7 +196,7 @@ def _as_prefix(adapter: Adapter, part: Part) -> Written:
     states = {}
     for site, module in zip(sites, modules, strict=True):
         key, value = module.source(site, shared)
-        states[site] = (rotate(site, key, key.shape[1]) if layout.rotates else key, value)
+        states[site] = (rotate(site, key, key.shape[1]), value)
     embeddings = flat(states)
     heads = {(site.num_key_value_heads, site.key_dim, site.value_dim) for site in sites}
     if len(heads) != 1 or sites[0].key_dim != sites[0].value_dim:

@@ -97,7 +97,7 @@ def prefix(layout: Layout, states: dict[Site, KeyValue], *, text_after: bool, fr
     method = prefix_method(layout, states, text_after, frozen_tokens)
     numbers: dict[str, Tensor] = {}
     for site, (key, value) in states.items():
-        if text_after and layout.rotates:
+        if text_after:
             key = rotate(site, key, -key.shape[1])
         for name, state in (("key", key), ("value", value)):
             numbers[f"0.{site.label}.source.{name}"] = state[:, frozen_tokens:].contiguous()

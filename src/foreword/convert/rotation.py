@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ForewordError
-from ..model.layout import Site, call_rotary
+from ..model.layout import Site, call_rotary, is_table
 
 
 @torch.no_grad()
@@ -17,12 +17,13 @@ def rotate(site: Site, key: Tensor, by: int) -> Tensor:
     """R_by K for keys (G, l, D) in cache space: what they would be `by` positions later.
 
     A prefix that was trained in front of its text (SHIFT: text position l + t) is read here before position 0
-    (NOSHIFT: text position t) with the keys R_{−l} K, exactly. Keys of models without rotary embeddings stay.
+    (NOSHIFT: text position t) with the keys R_{−l} K, exactly. Keys stay where a model does not rotate them, or looks
+    its rotations up, so that text stands behind the prefix here too.
 
     Models differ in which entries of a key form a pair, and in how they lay out cosines; the layout that reproduces
     the model's own keys at that position is taken. Raises `ForewordError` where none does.
     """
-    if site.rotary is None or by == 0:
+    if site.rotary is None or by == 0 or is_table(site.rotary):
         return key
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(4, site.hidden_size, generator=generator).to(site.device, site.dtype)

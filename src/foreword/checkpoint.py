@@ -54,13 +54,14 @@ def save(adapter: Adapter, path: str | Path) -> Path:
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ForewordError(f"can't save an adapter to {folder}: it is a file, not a folder")
-    wrapped = next((name for name in adapter.state_dict() if ".base_layer." in name), None)
+    state = adapter.state_dict()
+    wrapped = next((name for name in state if ".base_layer." in name), None)
     if wrapped is not None:
         raise ForewordError(
             f"can't save adapter {adapter.name!r}: PEFT has wrapped a layer of its own ({wrapped}); inject PEFT's "
             "adapter before `attach`, or name its target_modules"
         )
-    whole = {name: gathered(tensor.detach()) for name, tensor in adapter.state_dict().items()}
+    whole = {name: gathered(tensor.detach()) for name, tensor in state.items()}
     if is_sharded(adapter) and torch.distributed.get_rank() != 0:
         return folder
     data = to_bytes({name: tensor.cpu().contiguous() for name, tensor in whole.items()})

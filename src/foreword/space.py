@@ -218,6 +218,12 @@ def resolve(method: Method | str) -> Method:
     return method_class(method)()
 
 
+def resolve_each(method: Method | str | Sequence[Method | str]) -> list[Method]:
+    """The methods of one adapter, given as one or as several that compose. Raises as `resolve`."""
+    chosen: list[Any] = list(method) if isinstance(method, (list, tuple)) else [method]
+    return [resolve(one) for one in chosen]
+
+
 def method_class(name: str) -> type[Method]:
     """The class registered under `name`. Raises `ForewordError` with the nearest names where there is none."""
     if name not in _registry:

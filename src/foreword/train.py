@@ -31,7 +31,7 @@ from .generation import takes_special_tokens
 from .model.adapter import Adapter
 from .model.attach import attach, detach, set_active
 from .model.host import host_on
-from .space import Method, own_rate, resolve
+from .space import Method, own_rate, resolve_each
 from .trainer import AdapterTrainer, LineAtCheckpoint, ProgressBar, Stopwatch
 
 if TYPE_CHECKING:
@@ -204,8 +204,7 @@ def train(
         raise ForewordError(f"training needs a causal language model; {type(model).__name__} is not one")
     if settings.early_stopping_patience is not None and eval_data is None:
         raise ForewordError("early_stopping_patience needs held-out data: give eval_data or eval_size")
-    chosen: list[Any] = list(method) if isinstance(method, (list, tuple)) else [method]
-    methods = [resolve(one) for one in chosen]
+    methods = resolve_each(method)
     ids = _init_ids(data, tokenizer, methods) if init_ids is None else init_ids
     host, training = host_on(model), model.training
     active = None if host is None else host.active

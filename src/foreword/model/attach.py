@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ForewordError
 from ..sources.text import Start
-from ..space import Method, resolve
+from ..space import Method, resolve_each
 from .adapter import Adapter
 from .host import Host, host_of, host_on, host_with
 from .part import Part
@@ -40,7 +40,7 @@ def attach(
     Raises:
         ForewordError: the model can't take the method, or has an adapter of that name.
     """
-    chosen = [resolve(one) for one in (method if isinstance(method, (list, tuple)) else [method])]
+    chosen = resolve_each(method)
     if not chosen:
         raise ForewordError("attach needs at least one method")
     host = host_of(model)
